@@ -37,7 +37,8 @@ IN_VIEWER = cd viewer && $(NPM)
 # usual, and does not end the process.
 SANITIZED := build/sanitize
 SANITIZERS := -fsanitize=address,undefined
-TESTS_OF_C := tests/test_sanitizers.py tests/measure tests/collect/tensor_ids tests/collect/ops tests/collect/values/test_whole_tensors.py \
+TESTS_OF_C := tests/test_sanitizers.py tests/measure tests/collect/tensor_ids tests/collect/ops tests/collect/collectives \
+	tests/collect/values/test_whole_tensors.py \
 	tests/collect/backward/test_deep_graphs.py
 UNDER_SANITIZERS = PYTHONPATH=$(CURDIR)/$(SANITIZED)/lib MODTRACE_SANITIZED=$(CURDIR)/$(SANITIZED)/lib \
 	MODTRACE_FUZZ=$(FUZZ) PYTHONMALLOC=malloc \

@@ -141,6 +141,13 @@ setup(
             optional=True,
         ),
         Extension(
+            "modtrace.collect.collectives._called",
+            [f"src/modtrace/collect/collectives/{name}.c" for name in ("_called_type", "_called")],
+            depends=["src/modtrace/collect/collectives/_called.h"],
+            py_limited_api=True,
+            optional=True,
+        ),
+        Extension(
             "modtrace.torch_internals._released_in_turn",
             ["src/modtrace/torch_internals/_released_in_turn.c"],
             py_limited_api=True,

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.skipif(not FOLDER, reason="make sanitize runs this")
 
 MODULES = [
     "cli._blocked_call",
+    "collect.collectives._called",
     "collect.ops._op_mode",
     "collect.tensor_ids._tensor_ids",
     "measure.cuda._cuda_launch",

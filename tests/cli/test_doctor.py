@@ -21,6 +21,7 @@ DIAGNOSIS = Diagnosis(
     torch_problem=None,
     kernel="compiled",
     tensor_ids="not compiled when modtrace was installed: ops cannot be recorded. Install a C compiler.",
+    collectives="compiled",
     programs=(Finding("dot", False, "graphs as pictures (Graphviz)"),),
 )
 
@@ -34,6 +35,7 @@ def test_diagnosis_is_a_line_for_each_part_of_80_columns() -> None:
         "CPU kernels  compiled\n"
         "tensor ids   not compiled when modtrace was installed: ops cannot be recorded.\n"
         "             Install a C compiler.\n"
+        "collectives  compiled\n"
         "torch names  all 2 that modtrace needs are found (--all lists them)\n"
         "dot          missing: graphs as pictures (Graphviz)\n"
     )
@@ -104,6 +106,7 @@ def test_doctor_gives_json_and_exit_code_0(command: Command) -> None:
         "cuda",
         "kernel",
         "tensor_ids",
+        "collectives",
         "torch_names",
         "torch_problem",
         "programs",

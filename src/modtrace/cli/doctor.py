@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import click
 
-from ..collect.compiled_parts import KERNEL, TENSOR_IDS, MissingPart, find_missing_parts
+from ..collect.compiled_parts import COLLECTIVES, KERNEL, TENSOR_IDS, MissingPart, find_missing_parts
 from ..views.common.columns import Column, Text, printable, render_columns, render_lines
 from .output import find_terminal, print_text
 
@@ -38,6 +38,7 @@ class Diagnosis:
     cuda: str
     kernel: str  # the code that measures values in main memory
     tensor_ids: str  # the code that tells tensors of ops apart
+    collectives: str  # the code that notes collectives where they are called
     torch_names: tuple[Finding, ...]  # private names of torch that modtrace uses
     torch_problem: str | None  # why the names could not be searched for; None if they could
     programs: tuple[Finding, ...]
@@ -69,6 +70,7 @@ def diagnose() -> Diagnosis:
         cuda=_describe_cuda(),
         kernel=_describe_part(KERNEL, missing),
         tensor_ids=_describe_part(TENSOR_IDS, missing),
+        collectives=_describe_part(COLLECTIVES, missing),
         torch_names=names,
         torch_problem=problem,
         programs=tuple(Finding(name, shutil.which(name) is not None, use) for name, use in _PROGRAMS.items()),
@@ -132,6 +134,7 @@ def _lines(diagnosis: Diagnosis) -> Iterator[tuple[str, Text]]:
     """Yields pairs of a name and a line about it; further lines of a long text have no name."""
     told = {name: found or "not installed" for name, found in diagnosis.versions.items()}
     told |= {"CUDA": diagnosis.cuda, "CPU kernels": diagnosis.kernel, TENSOR_IDS: diagnosis.tensor_ids}
+    told |= {COLLECTIVES: diagnosis.collectives}
     told |= {"torch names": _describe_torch_names(diagnosis)}
     told |= {
         program.name: f"{'found' if program.found else 'missing'}: {program.what_for}"

@@ -8,6 +8,7 @@ from ..errors import MissingLibraryError, ModtraceWarning
 
 KERNEL = "kernel"
 TENSOR_IDS = "tensor ids"
+COLLECTIVES = "collectives"
 
 #: The compiled parts, with what each does, and how much slower Python and numpy are at it.
 _MODULES = (
@@ -20,6 +21,11 @@ _MODULES = (
     ),
     (TENSOR_IDS, "modtrace.collect.tensor_ids._tensor_ids", "ops cannot be recorded"),
     (TENSOR_IDS, "modtrace.collect.ops._op_mode", "ops cannot be recorded"),
+    (
+        COLLECTIVES,
+        "modtrace.collect.collectives._called",
+        "all collectives come from torch's log, without their ends, and messages are missing",
+    ),
 )
 
 _has_warned = False

@@ -74,6 +74,10 @@ TEXT_BYTES = 252
 class RecentCollectives(Protocol):
     """Keeps the newest collectives so that they survive the killing of the process."""
 
+    @property
+    def memory(self) -> Any:
+        """A writable buffer of all of them, for code in C; `collective_ring.py` defines its form."""
+
     def begin(self, new: Sequence[int], texts: bytes) -> int:
         """Keeps a collective that begins, and returns its number.
 

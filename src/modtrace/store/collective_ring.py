@@ -17,7 +17,11 @@ from ..recording.protocols import TEXT_BYTES
 from .layout import RING
 
 _RECORDS, _SLOTS = 1024, 64
-_MARK = b"modtrace ring 1\n"
+_MARK = b"modtrace ring 2\n"
+
+#: How many have begun, behind the mark; `_called.c` counts, too.
+_COUNT = struct.Struct("<q")
+_RECORDS_AT = len(_MARK) + _COUNT.size
 
 #: A record: its number, start and end in nanoseconds (0: not yet), the number within the group, bytes read and written,
 #: step, thread and peer (-1: none); then the texts, with "\x1f" between them.
@@ -26,6 +30,7 @@ _NUMBERS = ("start_ns", "end_ns", "seq_id", "bytes_read", "bytes_written", "step
 _TEXTS = ("name", "group", "ranks", "dtype", "phase", "path")
 _END = struct.Struct("<q")
 _END_AT = 16  # within a record
+_SIZE = _RECORDS_AT + (_RECORDS + _SLOTS) * _RECORD.size
 _UNKNOWN = -1
 
 #: How many of the table's last rows are searched for those of the file; rows are written step by step.
@@ -48,7 +53,7 @@ class CollectiveRing:
         try:
             with self._path.open("w+b") as file:
                 # With zeros, as writing to a page for which the disk has no room would kill the process.
-                file.write(bytes(len(_MARK) + (_RECORDS + _SLOTS) * _RECORD.size))
+                file.write(bytes(_SIZE))
                 file.flush()
                 os.fsync(file.fileno())
                 self._map: mmap.mmap | None = mmap.mmap(file.fileno(), 0)
@@ -57,19 +62,27 @@ class CollectiveRing:
                 self._path.unlink()
             raise
         self._map[: len(_MARK)] = _MARK
-        self._begun = 0
+
+    @property
+    def memory(self) -> mmap.mmap | bytearray:
+        """The memory of the file; once it is closed, memory that nobody reads."""
+        return bytearray(_SIZE) if self._map is None else self._map
+
+    @property
+    def _begun(self) -> int:
+        return int(_COUNT.unpack_from(self.memory, len(_MARK))[0])
 
     def begin(self, new: Sequence[int], texts: bytes) -> int:
         """Writes a collective, and returns its number, for `end`; see `RecentCollectives`."""
         number = self._begun
-        self._begun += 1
+        self._write(_COUNT, len(_MARK), number + 1)
         self._write(_RECORD, _at(number), number + 1, *new, texts)
         return number
 
     def set_last(self, slot: int, last: Sequence[int], texts: bytes) -> None:
         """Writes the number of a group's last collective; of more groups than there are slots, nothing."""
         if slot < _SLOTS:
-            self._write(_RECORD, len(_MARK) + (_RECORDS + slot) * _RECORD.size, 1, *last, texts)
+            self._write(_RECORD, _RECORDS_AT + (_RECORDS + slot) * _RECORD.size, 1, *last, texts)
 
     def end(self, number: int, now_ns: int) -> None:
         """Writes that a collective is complete."""
@@ -86,14 +99,15 @@ class CollectiveRing:
         """Closes the file, and deletes it unless it is to be kept. A second call does nothing."""
         mapped, self._map = self._map, None
         if mapped is not None:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(BufferError):  # code in C has `memory` still
                 mapped.close()
+            with contextlib.suppress(OSError):
                 if not keep:
                     self._path.unlink()
 
 
 def _at(number: int) -> int:
-    return len(_MARK) + number % _RECORDS * _RECORD.size
+    return _RECORDS_AT + number % _RECORDS * _RECORD.size
 
 
 def read_ring(folder: Path) -> list[dict[str, Any]]:
@@ -135,11 +149,11 @@ def _identify(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _read_records(content: bytes) -> Iterator[dict[str, Any]]:
-    for at in range(len(_MARK), len(content) - _RECORD.size + 1, _RECORD.size):
+    for at in range(_RECORDS_AT, len(content) - _RECORD.size + 1, _RECORD.size):
         number, *numbers, texts = _RECORD.unpack_from(content, at)
         if number <= 0:
             continue
-        parts = texts.rstrip(b"\0").decode(errors="replace").split("\x1f")
+        parts = texts.partition(b"\0")[0].decode(errors="replace").split("\x1f")
         row: dict[str, Any] = dict(zip(_NUMBERS, numbers, strict=True))
         row |= dict.fromkeys(_TEXTS) | {name: part or None for name, part in zip(_TEXTS, parts, strict=False)}
         row["end_ns"] = row["end_ns"] or None

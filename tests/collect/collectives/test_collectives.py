@@ -160,8 +160,8 @@ def test_step_of_a_thousand_calls_is_remembered_by_its_phases() -> None:
 
 
 def test_an_internal_error_ends_the_rows_and_not_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(group: object) -> int:
-        raise RuntimeError("no number")
+    def fail(*given: object) -> int:
+        raise RuntimeError("no site")
 
     model = nn.Linear(2, 2)
     with (
@@ -171,14 +171,14 @@ def test_an_internal_error_ends_the_rows_and_not_the_run(monkeypatch: pytest.Mon
     ):
         dist.all_reduce(model(torch.ones(2, 2)).detach())
         rec.step()
-        monkeypatch.setattr("modtrace.collect.collectives.called.number_of_last", fail)
+        monkeypatch.setattr("modtrace.collect.collectives.called.CalledCollectives._add_site", fail)
         x = torch.ones(2)
-        dist.all_reduce(x)
+        dist.broadcast(x, 0)  # the first of its kind
         assert x.tolist() == [1.0, 1.0]
         model(x)
     assert len(rows_of(rec)) == 1
     [mark] = rec.meta.marks
-    assert mark.startswith("collectives are incomplete from step 1: modtrace failed: RuntimeError: no number")
+    assert mark.startswith("collectives are incomplete from step 1: modtrace failed: RuntimeError: no site")
 
 
 def test_tensors_are_not_kept_and_arguments_may_be_given_by_name() -> None:

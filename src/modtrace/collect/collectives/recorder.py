@@ -2,10 +2,9 @@
 
 import threading
 import time
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 from math import inf
@@ -29,7 +28,7 @@ from ..scopes.tracker import ScopeTracker
 from ..steps.step import Step
 from .buckets import BucketLayers
 from .called import CalledCollectives
-from .rows import CalledKey, CollectiveSite, Row, make_columns
+from .rows import CalledBatch, CalledKey, CollectiveSite, Row, make_columns
 from .stall_watch import StallWatch
 
 #: When nothing advances, the most collectives of C++ code that are kept, which are fewer than a ring has room for, and
@@ -52,9 +51,10 @@ class CollectiveRecorder:
         self._tracker: ScopeTracker | None = None  # set while it records
         self._make_ring: Callable[[], RecentCollectives | None] | None = None
         self._has_groups = False
-        self._called = CalledCollectives(self._fail, self._begin, lambda: reporter.step)
+        self._called = CalledCollectives(self._fail, self._begin)
         #: Guards what rows are made of; the watching thread reads without it. No lock is taken inside.
         self._lock = threading.RLock()
+        self._waiting: list[Row] = []  # of C++ code; their steps have not ended
         self._placed: list[Row] = []  # not written yet
         self._spans: deque[_Span] = deque(maxlen=_MOST_STEPS)  # the newest steps that have ended
         self._unseen_when_read = 0
@@ -68,6 +68,7 @@ class CollectiveRecorder:
         """Starts recording; `make_ring` makes what keeps the newest collectives, once there is one."""
         self._make_ring = make_ring
         self._tracker = tracker
+        self._called.step = self._reporter.step
         try:
             self._begin()
             self._called.start(tracker)
@@ -82,7 +83,7 @@ class CollectiveRecorder:
             self._has_groups = True
             self._read_what_was_before()
             if self._make_ring is not None:
-                self._called.ring = self._make_ring()
+                self._called.use_ring(self._make_ring())
             self._stalls.start()
 
     def _read_what_was_before(self) -> None:
@@ -98,7 +99,7 @@ class CollectiveRecorder:
             messages: int | None = before - last.get(name, 0)
             if before - last.get(name, 0) < 0 or (name not in last and not is_whole):
                 messages = None if before else 0  # what the log has is of another group that had the name
-            self._called.find_group(group, started, messages).before = before
+            self._called.find_group(group, messages).before = before
 
     def stop(self) -> None:
         """Stops recording, and reads what is left in torch's log."""
@@ -120,7 +121,6 @@ class CollectiveRecorder:
 
     def forked(self) -> None:
         """Stops in a forked child, which writes nothing and has no thread of ours."""
-        self._called.ring = None
         self._leave()
 
     def _fail(self, error: Exception) -> None:
@@ -136,21 +136,20 @@ class CollectiveRecorder:
         for group in list_groups():
             started = number_of_last(group)
             if started is not None:
-                known = self._called.find_group(group, started)
-                unseen += max(started - known.before - known.called, 0)
+                known = self._called.find_group(group)
+                calls, _ = self._called.count_calls(known)
+                unseen += max(started - known.before - calls, 0)
         return unseen
 
     def _read_log(self, step: Step | None) -> None:
         """Takes the collectives that were not seen to be called. Callers hold the lock."""
         if self._tracker is not None and step is not None:
             self._buckets.learn(self._tracker.names)
+        self._called.note_keys()
         found, last, known = self._unseen([] if step is None else step.segments)
         self._last_records.update(last)
-        keys = {group.name: group.called_keys for group in self._called.groups.values()}
-        for name, key in known:
-            with suppress(ValueError):  # another group has the name now
-                keys[name].remove(key)
-        self._called.rows.extend(found)
+        self._called.forget_keys(known)
+        self._waiting += found
 
     def _unseen(
         self, segments: Sequence[Segment]
@@ -159,8 +158,7 @@ class CollectiveRecorder:
 
         The last result is what the log has of those that were seen to be called, by group.
         """
-        groups = [*self._called.groups.values()]
-        called = Counter((group.name, key) for group in groups for key in [*group.called_keys])
+        called = self._called.count_keys()
         offset_ns = time.perf_counter_ns() - time.time_ns()
         ranks = {name: ranges_of(sorted(ranks)) for name, ranks in map(describe_group, list_groups())}
         new = [entry for entry in read_torch_log() if entry.record > self._last_records.get(entry.log, -1)]
@@ -191,10 +189,11 @@ class CollectiveRecorder:
         rows, now_ns = [], time.perf_counter_ns()
         for group in list_groups():
             started = number_of_last(group)
-            known = self._called.find_group(group, started)
+            known = self._called.find_group(group)
             if started is None or not known.is_numbered:
                 continue
-            number = started - (known.messages or 0)
+            _, messages = self._called.count_calls(known)
+            number = started - messages
             seen, since_ns = self._seen.get(known.name, (-1, now_ns))
             if seen != number:
                 since_ns = now_ns
@@ -231,7 +230,7 @@ class CollectiveRecorder:
     def _find_place(self, row: Row) -> None:
         """Sets the step and the phase of a collective whose step may not have ended."""
         spans = [*self._spans]
-        span = _find_span(spans, row) if spans else None
+        span = _find_span(spans, row.start_ns) if spans else None
         if span is not None and row.start_ns <= span.end_ns:
             _place(row, span)
             return
@@ -261,6 +260,7 @@ class CollectiveRecorder:
         self._report()
 
     def _settle(self, step: Step, *, is_recorded: bool, until_ns: float) -> None:
+        self._called.step = self._reporter.step
         if self._tracker is not None:
             unseen = self._count_unseen()
             # Counts are equal on all ranks, so all read the log in the same step, and none holds up the others.
@@ -273,25 +273,28 @@ class CollectiveRecorder:
 
     def _place_until(self, until_ns: float) -> None:
         """Assigns each collective that began before a time to the last step that began before it, or to the first."""
-        waiting = self._called.rows
-        rows = [waiting.popleft() for _ in range(len(waiting))]  # other threads may add some
-        waiting.extendleft(row for row in reversed(rows) if row.start_ns >= until_ns)
-        for row in sorted((row for row in rows if row.start_ns < until_ns), key=_start_of):
-            span = _find_span(self._spans, row)
+        rows = [row for row in self._waiting if row.start_ns < until_ns]
+        self._waiting = [row for row in self._waiting if row.start_ns >= until_ns]
+        for row in sorted(rows, key=_start_of):
+            span = _find_span(self._spans, row.start_ns)
             if span.is_recorded:
                 _place(row, span)
                 self._placed.append(row)
-            else:
-                row.segment = row.call = None  # they keep all calls around them alive
+        batch = self._called.take_until(until_ns)
+        if batch is not None:
+            self._called.placed += _split(batch, self._spans)
 
     def write(self) -> None:
         """Writes collectives of ended steps; after `stop()` all. Callers hold the sink's lock."""
         with self._lock:
-            if self._tracker is None and self._called.rows:
+            if self._tracker is None:
                 if not self._spans:
                     self._spans.append(_Span(0, 0, max(self._reporter.step - 1, 0), True))
                 self._place_until(inf)
             rows, self._placed = self._placed, []
+            batches, self._called.placed = self._called.placed, []
+        if batches:
+            self._sink.write("collectives", self._called.columns(batches))
         if rows:
             self._sink.write("collectives", make_columns(rows))
         self._report()
@@ -357,12 +360,27 @@ def _choose(rows: Sequence[Row]) -> Sequence[Row]:
     return rows[start : start + _MOST_KEPT]
 
 
-def _find_span(spans: Sequence[_Span], row: Row) -> _Span:
-    """Returns the last step that began before a collective, or else the first."""
-    return spans[max(bisect_right(spans, row.start_ns, key=_start_of) - 1, 0)]
+def _find_span(spans: Sequence[_Span], now_ns: int) -> _Span:
+    """Returns the last step that began before a time, or else the first."""
+    return spans[max(bisect_right(spans, now_ns, key=_start_of) - 1, 0)]
+
+
+def _split(batch: CalledBatch, spans: Sequence[_Span]) -> Iterator[CalledBatch]:
+    """Yields the collectives of each recorded step."""
+    starts_ns = batch.starts_ns()
+    begun = 0
+    while begun < len(batch):
+        at = max(bisect_right(spans, starts_ns[begun], key=_start_of) - 1, 0)
+        is_last = at + 1 == len(spans)
+        end = len(batch) if is_last else bisect_left(starts_ns, spans[at + 1].start_ns, begun)
+        if spans[at].is_recorded:
+            part = batch.cut(begun, end)
+            part.step = spans[at].step
+            yield part
+        begun = end
 
 
 def _place(row: Row, span: _Span) -> None:
     row.step = span.step
-    if row.thread is None and row.site.phase is None:
+    if row.site.phase is None:
         row.site = replace(row.site, phase=span.phase_at(row.start_ns))

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from ...recording.phase import FORWARD
 from ..names.module_names import NamedModule
@@ -260,6 +261,14 @@ class Segment:
         after = self.open_calls.after if self.last_seq is None else self.structure().scope_after
         index = int(after[event])
         return None if index < 0 else CallRef(self, index)
+
+    def call_ids_at(self, times: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Returns the ids of the innermost calls that ran at some times; -1 outside of all, or if the segment runs."""
+        if self.first_id is None:
+            return np.full(len(times), -1)
+        events = np.searchsorted(self.times, times, side="right") - 1
+        indices = np.where(events < 0, -1, self.structure().scope_after[np.maximum(events, 0)])
+        return np.where(indices < 0, -1, self.first_id + indices)
 
     def context_of(self, index: int) -> CallContext:
         """Returns the context of the call `index`."""
