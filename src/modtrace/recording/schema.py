@@ -65,8 +65,8 @@ table calls                       one execution of one module in one phase
                                   its first op; null if it ran no op
     saved_bytes     int64?        kept for its backward; null if it is unknown of an op, or no backward came
     compilation_id  int32?        later: row of `compilations` from which the region comes that it ran as
-    micro_batch     int32?        later: of a pipeline: which micro-batch it works on, from 0
-    stage           int32?        later: of a pipeline: which stage it belongs to, from 0, counted over all ranks
+    micro_batch     int32?        of a stage of torch.distributed.pipelining: which micro-batch it works on, from 0
+    stage           int32?        ... and which stage it belongs to, from 0, counted over all ranks
 
 table ops                         one operator as the dispatcher saw it
     op_id           int64

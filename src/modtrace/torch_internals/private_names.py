@@ -6,6 +6,7 @@ from importlib import import_module
 from types import CodeType
 from typing import Any
 
+_STAGES = "the stages and micro-batches of pipelines"
 _MEMORY = "the memory that a checkpoint keeps"
 _REGIONS = "telling two checkpointed regions apart"
 _GRAPHS = "the ops and kernels inside of compiled code"
@@ -50,6 +51,8 @@ PRIVATE_NAMES: Mapping[str, str] = {
     "torch.nn.Module._call_impl.args": "the batch that a step gets",
     "torch.nn.Module._call_impl.kwargs": "captured inputs that are given by keyword",
     "torch.optim.Optimizer.profile_hook_step.wrapper": "the end of an optimizer's step that raises",
+    "torch.distributed.pipelining.stage._PipelineStageBase.forward_one_chunk.fwd_chunk_id": _STAGES,
+    "torch.distributed.pipelining.PipelineStage._forward_metadata_inference": "shape inference would be a step",
     # checkpoint.py
     "torch.utils.checkpoint._checkpoint_hook": _REGIONS,
     "torch.utils.checkpoint._checkpoint_hook.__init__.unpack_hook": _REGIONS,

@@ -4,8 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
 import modtrace
+from helpers.ranks import group_of_one
 
 
 class Net(nn.Module):
@@ -660,3 +662,25 @@ def test_a_tracker_says_anew_in_which_step_a_call_is_that_a_backward_has_joined(
         after = [where.call for where in reversed(asked)]
     assert [(call.step, call.nth) for call in before] == [(0, 0), (1, 0)]
     assert [(call.step, call.nth) for call in after] == [(0, 1), (0, 0)]
+
+
+def test_stage_of_a_pipeline_says_which_micro_batch_it_works_on() -> None:
+    """What torch runs before, to learn the shapes, is no step and no call."""
+    with group_of_one():
+        net, optimizer = net_and_optimizer()
+        stage = PipelineStage(net, 0, 1, torch.device("cpu"))
+        schedule = ScheduleGPipe(stage, 2, loss_fn=F.mse_loss)
+        with modtrace.record(ops=True, strict=True) as recording:
+            for _ in range(2):
+                optimizer.zero_grad()
+                schedule.step(torch.ones(4, 4), target=torch.ones(4, 4))
+                optimizer.step()
+        del stage, schedule
+    assert ran(recording) == [("train", "Net Net"), ("train", "Net Net")]
+    calls = [row for row in recording.table("calls").to_pylist() if row["module_id"] is not None]
+    told = [(row["phase"], row["nth"], row["stage"], row["micro_batch"]) for row in calls]
+    assert {*told} == {(phase, nth, 0, nth) for phase in ("forward", "backward") for nth in range(2)}
+    net(batch())
+    with modtrace.record() as recording:
+        net(batch())
+    assert {row["stage"] for row in recording.table("calls").to_pylist()} == {None}

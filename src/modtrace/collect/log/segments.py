@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...recording.phase import FORWARD
+from ...torch_internals.call_frames import PipelineChunk
 from ..names.module_names import NamedModule
 from .call_context import CallContext
 from .inside_calls import InsideCalls
@@ -127,7 +128,7 @@ class Segment:
 
     __slots__ = (
         "__weakref__", "_children", "_counts", "_events", "_open_calls", "_ranked", "_structure",
-        "around", "call_tensors", "context", "device_events", "first_id", "first_seq", "handover", "holders",
+        "around", "call_tensors", "chunk", "context", "device_events", "first_id", "first_seq", "handover", "holders",
         "inside", "last_seq", "log", "outer", "owners", "phase", "region", "repeats", "task", "trigger",
         "trigger_seq", "watches", "with_grad",
     )  # fmt: skip
@@ -147,6 +148,7 @@ class Segment:
         self.repeats: CallRef | None = None  # the repeated call, if it was known at once
         #: Open scopes, and modules with a plain method running, around the segment; outermost first.
         self.owners: tuple[NamedModule, ...] = ()
+        self.chunk: PipelineChunk | None = None  # what a stage of a pipeline runs in it
         self.outer: Any = None  # the span that the thread logged to before
         self._events: tuple[Any, Any, Any] = ([], [], [])  # sequence numbers, contexts, times
         self.first_id: int | None = None  # call_id of the first call, assigned when the segment closes

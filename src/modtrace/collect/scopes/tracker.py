@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ...torch_internals.autograd import graph_task_id, is_in_custom_function, sequence_nr
-from ...torch_internals.call_frames import around_call, running_modules
+from ...torch_internals.call_frames import around_call, find_pipeline_chunk, running_modules
 from ...torch_internals.checkpoint import StopRecomputation
 from ...torch_internals.dynamo import is_compilers_own, is_dynamo_compiling, keep_out_of_dynamo
 from ...torch_internals.modules import GlobalHooks
@@ -163,9 +163,14 @@ class ScopeTracker:
         with self.subscribers.guard(module):
             if is_compilers_own(module, frame, self._is_unknown_in_region(log, module)):
                 return False
+            chunk = find_pipeline_chunk(frame) if log.context.named is None else None
+            if chunk is not None and chunk.micro_batch is None:
+                return False  # torch infers shapes, which is no step
             self.close_dead_calls(log, around_call(frame))
             self.pause_stretch(log)
             self.enter_module(log, module, frame)
+            if chunk is not None and log.segment is not None:
+                log.segment.chunk = chunk
         return True
 
     def _is_unknown_in_region(self, log: ThreadLog, module: nn.Module) -> bool:

@@ -183,6 +183,8 @@ def _module_calls(numbered: list[tuple[int | None, Segment]], memory: NthMemory)
         "raised": exit_code == EXIT_RAISED,
         "compiled": compiled[entered],
     }
+    if any(segment.chunk is not None for segment in segments):
+        _add_chunks(columns, segments, np.repeat(np.arange(len(segments)), counts))
     _add_recomputes(columns, segments, starts.tolist(), memory)
     for segment, start in zip(segments, starts.tolist(), strict=True):
         memory[segment] = nth[start : start + segment.calls]
@@ -200,6 +202,13 @@ def count_before(one: Ints, other: Ints) -> npt.NDArray[np.int32]:
         position = np.arange(len(order))
         nth[order] = position - np.maximum.accumulate(np.where(first, position, 0))
     return nth
+
+
+def _add_chunks(columns: Columns, segments: Sequence[Segment], which: Ints) -> None:
+    """Adds what stages of pipelines run in the calls of some segments; `which` is the segment of each row."""
+    chunks = np.array([segment.chunk or (-1, -1) for segment in segments], np.int32)[which]
+    for name, column in zip(("stage", "micro_batch"), chunks.T, strict=True):
+        columns[name] = np.ma.masked_array(column, column < 0)
 
 
 def _add_recomputes(columns: Columns, segments: list[Segment], starts: list[int], memory: NthMemory) -> None:
@@ -230,6 +239,9 @@ def _add_recomputes(columns: Columns, segments: list[Segment], starts: list[int]
 def _backward_calls(numbered: list[tuple[int | None, Backward]], memory: NthMemory) -> Columns:
     parts = [_calls_of_backward(number, backward, memory) for number, backward in numbered]
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    segments = [segment for _, backward in numbered for segment in backward.calls.segment]
+    if any(segment.chunk is not None for segment in segments):
+        _add_chunks(columns, segments, np.arange(len(segments)))
     for name in ("nth", "parent_call_id", "forward_call_id"):
         columns[name] = np.ma.masked_array(columns[name], columns[name] < 0)
     return columns
