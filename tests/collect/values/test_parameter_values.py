@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
 
 import modtrace
 import zoo
 from helpers.parameter_watch import watching, watching_for
+from helpers.ranks import group_of_one
 from helpers.stat_rows import one, rows
 from modtrace import Capture
 from modtrace.collect.names.module_names import ModuleNames
@@ -646,3 +648,17 @@ def test_exception_leaves_no_hook_on_a_parameter():
         model(torch.ones(1, 2)).sum().backward()
         raise KeyboardInterrupt
     assert all(each._backward_hooks is None for each in model.parameters())
+
+
+def test_states_are_followed_into_the_optimizer_that_has_them():
+    with group_of_one():
+        model = nn.Linear(2, 1, bias=False)
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.AdamW)
+        with watching(model, roles="optimizer_state") as watch:
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+    assert {slot for _, slot in watch.values("optimizer_state")} == {
+        "weight.step",
+        "weight.exp_avg",
+        "weight.exp_avg_sq",
+    }

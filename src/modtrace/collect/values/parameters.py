@@ -277,10 +277,15 @@ class _Stepping(NamedTuple):
 
 
 def _state_of(optimizer: Any, parameter: torch.Tensor) -> list[Slot]:
-    """Returns the tensors that an optimizer keeps for a parameter; none if a wrapper stores them elsewhere."""
+    """Returns the tensors that an optimizer keeps for a parameter; none if a wrapper stores them elsewhere.
+
+    `ZeroRedundancyOptimizer` has them in an optimizer of its own, for the parameters that its rank updates.
+    """
     try:
         state = getattr(optimizer, "state", None)
         kept = state.get(parameter) if isinstance(state, Mapping) else None
+        if kept is None and isinstance(inner := vars(optimizer).get("optim"), torch.optim.Optimizer):
+            kept = inner.state.get(parameter)
     except Exception as error:  # a wrapper may have a mapping of its own
         return [Slot("", None, f"not measured: reading it raised {type(error).__name__}")]
     return [] if kept is None else find_slots(kept)
