@@ -123,10 +123,11 @@ class RecordingBuilder:
         allocated_bytes: int | None = None,
         peak_bytes: int | None = None,
         saved_bytes: int | None = None,
+        stage: int | None = None,
     ) -> int:
         """A call of a module within the current step; `forward` is the `forward_call_id` of a backward.
 
-        `device` is when a device began and ended it.
+        `device` is when a device began and ended it; `stage` that of a pipeline.
         """
         rows = self._rows["calls"]
         row = {
@@ -150,6 +151,7 @@ class RecordingBuilder:
             "allocated_bytes": allocated_bytes,
             "peak_bytes": peak_bytes,
             "saved_bytes": saved_bytes,
+            "stage": stage,
         }
         rows.append(row)
         return len(rows) - 1

@@ -17,6 +17,7 @@ from ..tables.calls import iterate_levels
 from ..tables.columns import ArrowTable, Column, Rows, build_table, decode, take_of_tables
 from ..tables.gradient_factors import align_gradients, scale_gradients
 from ..tables.missing_rows import require_rows
+from ..tables.part_shapes import align_shapes
 from ..tables.run import RunTables
 from .answer import (
     ABSORBED,
@@ -71,7 +72,8 @@ def compare_recordings(
     require_rows(a, "values")
     require_rows(b, "values")
     aligned = align_gradients(a, b)
-    noise = [scale_gradients(run, aligned.factors[0]) for run in noise]
+    noise = [scale_gradients(align_shapes(a, run)[1], aligned.factors[0]) for run in noise]
+    a, b = align_shapes(a, b)
     a, b = (scale_gradients(run, factor) for run, factor in zip((a, b), aligned.factors, strict=True))
     tables, tables_b, steps = read_both(a, b, step=step, step_b=step_b)
     alignment = align_tables(tables, tables_b, steps, rules=rules)

@@ -34,15 +34,15 @@ _AT_A_TIME = 20_000
 
 
 def merge_rows(
-    tables: Sequence[ArrowTable], rows: Sequence[Rows], counts: Column, degree: int, kinds: Column
+    tables: Sequence[ArrowTable], rows: Sequence[Rows], counts: Column, degrees: Rows, kinds: Column
 ) -> ArrowTable:
     """Returns one row for each tensor, in the schema of the tables, merged from those that ranks have of it.
 
     Args:
         tables: `values` of each rank, the lowest first.
-        rows: for each rank, its row of each tensor; -1 for none. The lowest rank has one of each.
+        rows: for each rank, its row of each tensor; -1 for none.
         counts: `counts[rank, tensor]` is False for a replica of a lower rank's, and where there is no row.
-        degree: into how many parts the batch is divided.
+        degrees: into how many parts the batch is divided of which the ranks have the tensor.
         kinds: WEIGHT, ACTIVATION or GRADIENT of each tensor.
     """
     schema = tables[0].schema
@@ -63,8 +63,8 @@ def merge_rows(
             _merge_parts(
                 [of_rank[row] for of_rank, is_part in zip(parts, mine, strict=True) if is_part], degree, kind
             )
-            for row, (mine, kind) in enumerate(
-                zip(counts[:, here].T.tolist(), kinds[here].tolist(), strict=True)
+            for row, (mine, degree, kind) in enumerate(
+                zip(counts[:, here].T.tolist(), degrees[here].tolist(), kinds[here].tolist(), strict=True)
             )
         ]
         columns = [from_list([row.get(field.name) for row in merged], field.type) for field in schema]
@@ -96,7 +96,15 @@ def _merge_parts(parts: Sequence[dict[str, Any]], degree: int, kind: int) -> dic
         reason = "the gradient of a part of the batch, before it is reduced"
     elif whole is not None and sum(math.prod(part["shape"]) for part in parts) != row["numel"]:
         reason = "parts of it are on ranks that are not read, or lack this row"
-    elif kind == ACTIVATION and whole is None and row["shape"] and len(parts) % degree:
+    elif len({len(part["shape"]) for part in parts}) > 1:
+        reason = "other ranks have a tensor with another number of dimensions here"
+    elif (
+        kind == ACTIVATION
+        and whole is None
+        and row["shape"]
+        and row["count"] is not None
+        and len(parts) % degree
+    ):
         reason = "equal on ranks that have other parts of the batch: replicas or parts"
     if reason is not None:
         return {**row, **_NOTHING, "note": f"not comparable: {reason}"}

@@ -13,6 +13,7 @@ from ...recording.phase import PHASES
 from ...recording.protocols import RecordingData
 from .columns import ArrowTable, Bools, Column, Rows, count_before, dictionary_codes
 from .placement import NOWHERE, Placer
+from .stages import NamedStage
 from .tensors import read_sizes
 from .values import PlacedValues
 
@@ -64,16 +65,18 @@ class StepOrder:
         return self._numbers[step][1] if step in self._numbers else 2 * len(self.training) + 1
 
 
-def read_rank_values(ranks: Sequence[tuple[int, RecordingData]]) -> list[RankValues]:
+def read_rank_values(
+    ranks: Sequence[tuple[int, RecordingData]], *, of_calls: bool = True
+) -> list[RankValues]:
     """Returns the rows of `values` of each rank.
 
     Rows of different ranks have equal keys if they are of the same tensor of the model: its replicas or its shards.
+    Without `of_calls` the tensors of all calls of a module in one step have one key.
     """
     known: dict[Any, int] = {}
     placed = [PlacedValues(data=data, table=data.table("values")) for _, data in ranks]
-    of_sites = [
-        np.array([*(known.setdefault(name, len(known)) for name in _name_sites(one)), -1]) for one in placed
-    ]
+    names = [_name_sites(one, of_calls=of_calls) for one in placed]
+    of_sites = [np.array([*(known.setdefault(name, len(known)) for name in of), -1]) for of in names]
     room = len(known) + 1
     keys = [
         (_identify_steps(values) * (len(PHASES) + 1) + values.phase + 1) * room + of_site[values.site] + 1
@@ -86,7 +89,7 @@ def read_rank_values(ranks: Sequence[tuple[int, RecordingData]]) -> list[RankVal
         RankValues(
             rank=rank,
             placed=values,
-            key=key * _MOST_REPEATS + np.minimum(count_before(key), _MOST_REPEATS - 1),
+            key=key * _MOST_REPEATS + np.minimum(count_before(key), _MOST_REPEATS - 1) if of_calls else key,
         )
         for (rank, _), values, key in zip(ranks, placed, of_rank, strict=True)
     ]
@@ -101,7 +104,7 @@ def _identify_steps(values: PlacedValues) -> Rows:
     return np.array([order.identify(step) for step in steps.tolist()], np.int64)[which.reshape(-1)]
 
 
-def _name_sites(values: PlacedValues) -> Iterator[tuple[Any, ...]]:
+def _name_sites(values: PlacedValues, *, of_calls: bool) -> Iterator[tuple[Any, ...]]:
     """Yields what names each site on all ranks, and in other runs: an only root may be wrapped there."""
     placer = Placer(values.data)
     sites = values.data.table("sites").to_pylist()
@@ -110,9 +113,14 @@ def _name_sites(values: PlacedValues) -> Iterator[tuple[Any, ...]]:
     ]
     names = placer.name_modules()
     has_roots = len({name.root for name in names}) > 1
+    stage = values.data.stage if isinstance(values.data, NamedStage) else None  # its root has ops of its own
     for row, place in zip(sites, places, strict=True):
         name = None if place == NOWHERE else (names[place].root if has_roots else "", names[place].path)
-        yield name, *(row[column] for column in ("nth", "role", "slot", "op", "op_nth"))
+        of_op = None if row["op"] is None else stage
+        yield name, *(row[column] for column in _OF_SITE), row["nth"] if of_calls else None, of_op
+
+
+_OF_SITE = ("role", "slot", "op", "op_nth")
 
 
 def number_blocks(table: ArrowTable) -> Rows:

@@ -21,13 +21,15 @@ from ...recording.suggestions import ranges_of
 from .columns import ArrowTable, Bools, Column, Rows, dictionary_codes, find_rows
 from .merged_rows import ACTIVATION, GRADIENT, WEIGHT, merge_rows
 from .rank_values import RankValues, StepOrder, bits_of, find_incomparable, number_blocks, read_rank_values
+from .stages import NamedStage, name_stages
+from .united import UnitedRanks, name_modules, unite_values
 from .values import PlacedValues
 
 #: Statistics that are equal bit by bit where tensors are; two tensors that differ share all of them by a rare chance.
 _IDENTITY = ("numel", *RAW, "sumabs", "sum4", "zero_count")
 
 #: The roles of tensors that have other numbers for each part of a batch.
-_BATCHED = (INPUT, OUTPUT, GRAD_INPUT, GRAD_OUTPUT, OP_OUTPUT, LEAF)
+BATCHED = (INPUT, OUTPUT, GRAD_INPUT, GRAD_OUTPUT, OP_OUTPUT, LEAF)
 
 
 class RanksData:
@@ -46,7 +48,8 @@ class RanksData:
             f"rank {rank}: nothing was measured" for rank, _ in ranks if rank not in dict(self.ranks)
         ]
         self._missing = missing
-        self._lowest = self.ranks[0][1]
+        self._parts = name_stages(self.ranks)
+        self._lowest = self._parts[0][1]
 
     @cached_property
     def meta(self) -> RunMeta:
@@ -60,7 +63,9 @@ class RanksData:
         Raises:
             ValueError: there is no such table.
         """
-        return self._merged.table if name == "values" else self._lowest.table(name)
+        if name == "values":
+            return self._merged.table
+        return (self._united or self._lowest).table(name)
 
     def tensor(self, blob: str) -> RawTensor:
         """Returns a whole tensor of the lowest rank.
@@ -75,9 +80,31 @@ class RanksData:
         """Into how many parts the batch is divided: the degree of data parallelism."""
         return self._merged.degree
 
+    @property
+    def most_parts(self) -> int:
+        """Into how many parts ranks may have cut an activation: 1 in a pipeline, where micro-batches are parts, too."""
+        return 1 if isinstance(self._lowest, NamedStage) else len(self.ranks)
+
+    @cached_property
+    def _values(self) -> list[RankValues]:
+        return read_rank_values(self._parts)
+
+    @cached_property
+    def _united(self) -> UnitedRanks | None:
+        """The tables but `values`, if a rank has modules or tensors of the model that a lower one lacks."""
+        names = [{*name_modules(data).values()} for _, data in self._parts]
+        lowest = self._values[0].key
+        of_model = [
+            rank.key[(rank.placed.call_id < 0) & (rank.placed.op_id < 0)] for rank in self._values[1:]
+        ]
+        is_lacking = any(higher - names[0] for higher in names[1:])
+        is_lacking |= any((find_rows(lowest, keys) < 0).any() for keys in of_model)
+        return UnitedRanks(self._parts) if is_lacking else None
+
     @cached_property
     def _merged(self) -> "_Merged":
-        return _merge(read_rank_values(self.ranks))
+        united = self._united
+        return _merge(self._values, self._values[0] if united is None else unite_values(self._values, united))
 
 
 def as_one(ranks: Sequence[tuple[int, RecordingData]], missing: Sequence[int] = ()) -> RecordingData:
@@ -109,37 +136,48 @@ def describe_ranks(ranks: Iterable[int]) -> str:
 
 
 class _Merged(NamedTuple):
-    """The table `values` of all ranks merged into one, with one row for each row of the lowest rank."""
+    """The table `values` of all ranks merged into one."""
 
     table: ArrowTable
     degree: int  # the degree of data parallelism: into how many parts the batch is divided
-    lacking: str | None  # a sentence on rows that the lowest rank lacks
+    lacking: str | None  # a sentence on rows that are left out
 
 
-def _merge(ranks: Sequence[RankValues]) -> _Merged:
-    lowest = ranks[0]
+def _merge(ranks: Sequence[RankValues], lowest: RankValues) -> _Merged:
+    """Merges the rows of ranks; `lowest` has a row of each tensor, with the ids of the merged recording."""
     rows = [find_rows(rank.key, lowest.key) for rank in ranks]
-    lacking = [(rank.rank, int(np.count_nonzero(find_rows(lowest.key, rank.key) < 0))) for rank in ranks[1:]]
+    lacking = [(rank.rank, int(np.count_nonzero(find_rows(lowest.key, rank.key) < 0))) for rank in ranks]
     elsewhere = [f"{count} of rank {rank}" for rank, count in lacking if count]
     sentence = (
-        f"tensors that rank {lowest.rank} lacks are left out: {', '.join(elsewhere)}" if elsewhere else None
+        f"tensors that rank {ranks[0].rank} lacks are left out: {', '.join(elsewhere)}" if elsewhere else None
     )
-    tables = [rank.placed.table for rank in ranks]
+    table = lowest.placed.table
     counts = find_distinct(ranks, rows)
     degree = _degree(lowest, counts, rows)
-    several = np.flatnonzero((counts.sum(axis=0) > 1) | ((degree > 1) & lowest.placed.is_of(*_BATCHED)))
-    is_part = to_numpy(tables[0]["global_shape"].is_valid())
-    changed = np.unique(np.concatenate([several, np.flatnonzero(is_part | find_incomparable(tables[0]))]))
+    having = (np.stack(rows) >= 0).sum(axis=0)
+    several = np.flatnonzero((counts.sum(axis=0) > 1) | ((degree > 1) & lowest.placed.is_of(*BATCHED)))
+    is_part = to_numpy(table["global_shape"].is_valid())
+    changed = np.unique(np.concatenate([several, np.flatnonzero(is_part | find_incomparable(table))]))
     if not len(changed):
-        return _Merged(tables[0], degree, sentence)
+        return _Merged(table, degree, sentence)
     are_gradients = lowest.placed.is_of(PARAMETER_GRAD) & _find_batched(lowest.placed)
     kinds = np.where(are_gradients, GRADIENT, np.where(_find_batched(lowest.placed), ACTIVATION, WEIGHT))
     merged = merge_rows(
-        tables, [of_rank[changed] for of_rank in rows], counts[:, changed], degree, kinds[changed]
+        [rank.placed.table for rank in ranks],
+        [of_rank[changed] for of_rank in rows],
+        counts[:, changed],
+        # An expert may be on some of the ranks only: of fewer parts of the batch.
+        np.maximum(degree * having[changed] // max(having.max(initial=1), 1), 1),
+        kinds[changed],
     )
-    at = np.arange(tables[0].num_rows)
+    for name in ("step", "site_id", "call_id", "op_id", "order"):
+        at_name = merged.schema.get_field_index(name)
+        merged = merged.set_column(
+            at_name, merged.schema.field(at_name), table[name].take(from_numpy(changed))
+        )
+    at = np.arange(table.num_rows)
     at[changed] = len(at) + np.arange(len(changed))
-    return _Merged(pa.concat_tables([tables[0], merged]).take(from_numpy(at)), degree, sentence)
+    return _Merged(pa.concat_tables([table, merged]).take(from_numpy(at)), degree, sentence)
 
 
 def find_distinct(ranks: Sequence[RankValues], rows: Sequence[Rows]) -> Column:
@@ -177,7 +215,7 @@ def _identify(values: PlacedValues, rows: Rows) -> Column:
 def _find_batched(values: PlacedValues) -> Bools:
     """Returns which rows are of tensors that have other numbers for each part of a batch."""
     in_backward = values.phase == PHASES.index(BACKWARD)
-    return np.asarray(values.is_of(*_BATCHED) | (values.is_of(PARAMETER_GRAD) & in_backward))
+    return np.asarray(values.is_of(*BATCHED) | (values.is_of(PARAMETER_GRAD) & in_backward))
 
 
 def _degree(lowest: RankValues, counts: Column, rows: Sequence[Rows]) -> int:
@@ -188,7 +226,8 @@ def _degree(lowest: RankValues, counts: Column, rows: Sequence[Rows]) -> int:
     """
     values = lowest.placed
     kept = values.is_of(OUTPUT) & ~to_numpy(values.table["global_shape"].is_valid()) & (values.numel > 1)
-    kept &= (np.stack(rows) >= 0).all(axis=0)
+    having = (np.stack(rows) >= 0).sum(axis=0)
+    kept &= having == having[kept].max(initial=0)
     is_training = np.isin(values.step, StepOrder(values.data).training)
     kept = kept & is_training if (kept & is_training).any() else kept
     found = Counter(counts[:, kept].sum(axis=0).tolist()).most_common(1)

@@ -1,0 +1,97 @@
+"""The stages of a pipeline have the modules of one model, whatever each of them calls its own."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from builders import RecordingBuilder, TypedRecording
+from modtrace.analysis.tables.ranks import RanksData
+from modtrace.analysis.tables.stages import name_stages
+
+Rank = tuple[int, TypedRecording]
+
+
+def rank_with_stages(rank: int, stages: dict[int, Sequence[str]], *, batches: int = 2) -> Rank:
+    """A rank with some stages, whose modules with parameters have these paths."""
+    build = RecordingBuilder(rank=rank, world_size=2, complete=True)
+    build.step(0, 0, 1_000)
+    for stage, paths in stages.items():
+        root = build.module("", "Net", name=f"Net#{stage}")
+        known = {"": root}
+        for path in paths:
+            parts = path.split(".")
+            for depth in range(1, len(parts) + 1):
+                above, here = ".".join(parts[: depth - 1]), ".".join(parts[:depth])
+                if here not in known:
+                    known[here] = build.module(here, "Linear", parent=known[above])
+        for batch in range(batches):
+            start = 100 * batch + 10 * stage
+            call = build.call(root, start, start + 9, stage=stage, nth=batch)
+            build.output(call, [float(stage)])
+            for path in paths:
+                inner = build.call(known[path], start + 1, start + 2, parent=call, stage=stage, nth=batch)
+                build.output(inner, [float(10 * stage + batch), 1.0])
+        for path in paths:
+            build.parameter(known[path], "weight", [float(stage)])
+    return rank, build.data()
+
+
+def parameters_of(*ranks: Rank) -> dict[str, float]:
+    """The paths of the parameters of all ranks, and their numbers."""
+    data = RanksData(ranks)
+    paths = {row["module_id"]: row["path"] for row in data.table("modules").to_pylist()}
+    sites = {row["site_id"]: row for row in data.table("sites").to_pylist()}
+    values = [(sites[row["site_id"]], row["sum"]) for row in data.table("values").to_pylist()]
+    return {paths[site["module_id"]]: number for site, number in values if site["role"] == "parameter"}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "paths"),
+    [
+        (["embed", "blocks.0"], ["blocks.1", "head"], ["embed", "blocks.0", "blocks.1", "head"]),
+        (["0", "1"], ["0", "1", "2"], ["0", "1", "2", "3", "4"]),
+        (["layers.0.up", "layers.1.up"], ["layers.0.up"], ["layers.0.up", "layers.1.up", "layers.2.up"]),
+        (["up", "block.up"], ["up", "down"], ["up", "block.up", "stages.1.up", "down"]),
+    ],
+)
+def test_modules_of_stages_have_the_paths_of_one_model(
+    first: list[str], second: list[str], paths: list[str]
+) -> None:
+    found = parameters_of(rank_with_stages(0, {0: first}), rank_with_stages(1, {1: second}))
+    assert found == dict(zip(paths, [0.0] * len(first) + [1.0] * len(second), strict=True))
+
+
+def test_stages_take_turns_on_two_ranks() -> None:
+    ranks = rank_with_stages(0, {0: ["0"], 2: ["0"]}), rank_with_stages(1, {1: ["0"], 3: ["0"]})
+    assert parameters_of(*ranks) == {str(stage): float(stage) for stage in range(4)}
+
+
+def test_calls_of_stages_are_one_call_of_the_model() -> None:
+    data = RanksData([rank_with_stages(0, {0: ["0"]}), rank_with_stages(1, {1: ["0"]})])
+    paths = {row["module_id"]: row["path"] for row in data.table("modules").to_pylist()}
+    calls = data.table("calls").to_pylist()
+    roots = {row["call_id"]: row for row in calls if paths[row["module_id"]] == ""}
+    assert [(row["nth"], row["start_ns"], row["end_ns"]) for row in roots.values()] == [
+        (0, 0, 19),
+        (1, 100, 119),
+    ]
+    inner = [(paths[row["module_id"]], row["nth"], row["parent_call_id"]) for row in calls if row["parent_call_id"]
+             is not None]  # fmt: skip
+    first, second = roots
+    assert inner == [("0", 0, first), ("0", 1, second), ("1", 0, first), ("1", 1, second)]
+    sites = {row["site_id"]: row for row in data.table("sites").to_pylist()}
+    outputs = [(paths[sites[row["site_id"]]["module_id"]], row["call_id"], row["sum"])
+               for row in data.table("values").to_pylist() if sites[row["site_id"]]["role"] == "output"]  # fmt: skip
+    assert [row for row in outputs if row[0] == ""] == [
+        ("", first, 1.0),
+        ("", second, 1.0),
+    ]  # of the last stage
+    assert len(outputs) == 2 + 4
+    assert len({row["order"] for row in data.table("values").to_pylist()}) == data.table("values").num_rows
+
+
+def test_ranks_without_stages_are_left_as_they_are() -> None:
+    build = RecordingBuilder()
+    build.call(build.module("", "Net"), 0, 1)
+    ranks = [(0, build.data())]
+    assert name_stages(ranks) == ranks
