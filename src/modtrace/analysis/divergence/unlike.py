@@ -32,7 +32,8 @@ def have_resized_first_output(run: PairedRun, resized: Rows, are_repeated: Bools
 def have_resized_arguments(a: PairedRun, b: PairedRun, differ: Bools) -> Bools:
     """Returns which unequal pairs are of ops whose arguments all have other sizes in the second recording.
 
-    Such ops sum over other rows, as in a layer that one recording calls for each half of a batch.
+    Such ops sum over other rows, as in a layer that one recording calls for each half of a batch. An op whose output
+    has another size on one rank, too, returns a part of what is compared.
     """
     flow, flow_b = a.tables.flow, b.tables.flow
     of_ops = np.flatnonzero(differ & (a.op >= 0) & (b.op >= 0))
@@ -43,7 +44,10 @@ def have_resized_arguments(a: PairedRun, b: PairedRun, differ: Bools) -> Bools:
     counts, resized = np.zeros((2, len(partner) + 1), np.int64)
     np.add.at(counts, flow.reader[reads], 1)
     np.add.at(resized, flow.reader[reads[are_resized]], 1)
-    return np.asarray(differ & ((counts > 0) & (resized == counts))[a.op])
+    made, made_b = a.tables.tensor_of_value[a.rows], b.tables.tensor_of_value[b.rows]
+    size, size_b = take(flow.tensors.numel, made), take(flow_b.tensors.numel, made_b)
+    is_part = (made >= 0) & (made_b >= 0) & (size != size_b)
+    return np.asarray(differ & ~is_part & ((counts > 0) & (resized == counts))[a.op])
 
 
 def are_of_unlike_ops(
