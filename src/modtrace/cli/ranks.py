@@ -38,4 +38,4 @@ def ranks(run: str, as_json: bool) -> int:
         return 0
     if check is None or not check.measured:
         return EXIT_NOT_COMPARED
-    return EXIT_DIFFERS if check.first else 0
+    return EXIT_DIFFERS if check.first or check.split_output else 0

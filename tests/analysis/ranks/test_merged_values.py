@@ -278,3 +278,57 @@ def test_loss_of_a_batch_is_the_mean_of_those_of_its_parts(losses: tuple[float, 
     assert (row["nan_count"], row["inf_count"]) == (int(np.isnan(mean)), int(np.isinf(mean)))
     assert np.array([row["sum"], row["min"], row["max"]]) == pytest.approx([mean] * 3, nan_ok=True)
     assert row["sumsq"] == pytest.approx(mean**2, nan_ok=True)
+
+
+def test_outputs_with_other_dimensions_on_each_rank_are_not_compared() -> None:
+    ranks = []
+    for rank, (numbers, shape) in enumerate([([1.0], []), ([1.0, 2.0], [2])]):
+        build = RecordingBuilder(rank=rank, world_size=2, complete=True)
+        net = build.module("", "Net")
+        build.step(0, 0, 500)
+        build.output(build.call(net, 0, 100), numbers, shape=shape)
+        ranks.append((rank, build.data()))
+    row = merged_row(*ranks)
+    assert row["note"] == "not comparable: other ranks have a tensor with another number of dimensions here"
+    assert row["count"] is None
+
+
+def split_ranks(masks: dict[int, list[float]], *, inner: bool = False, parts: bool = False) -> list[Rank]:
+    """Ranks of tensor parallelism, with the output of their dropout: behind a layer split by rows, or before it."""
+    ranks = []
+    for rank, mask in masks.items():
+        build = RecordingBuilder(rank=rank, world_size=len(masks), complete=True)
+        net = build.module("", "Net")
+        layers = {
+            name: build.module(name, "Layer", parent=net) for name in ("norm", "up", "inner", "down", "drop")
+        }
+        build.step(0, 0, 500)
+        root = build.call(net, 0, 100)
+        given = [1.0, 2.0 + rank * parts]
+        outputs = {"norm": given, "up": [3.0, rank], "inner": mask if inner else [3.0, rank], "down": None,
+                   "drop": given if inner else mask}  # fmt: skip
+        for at, (name, numbers) in enumerate(outputs.items()):
+            build.output(build.call(layers[name], at, at + 1, parent=root, nth=0), numbers)
+        build.parameter(layers["norm"], "weight", [1.0, 1.0])
+        for name, dimension in (("up", 0), ("down", 1)):
+            build.parameter(
+                layers[name], "weight", [1.0, rank], shape=[2, 1], global_shape=[4, 1],
+                global_offset=[2 * rank, 0], placements=f"S({dimension})", mesh="tp=2 on 0-1",
+            )  # fmt: skip
+        ranks.append((rank, build.data()))
+    return ranks
+
+
+def test_dropout_of_ranks_that_had_equal_numbers_is_named() -> None:
+    split = check_replicas(split_ranks({0: [0.0, 2.0], 1: [1.0, 0.0], 2: [0.0, 2.0]})).split_output
+    assert split is not None
+    assert (split.name, split.step, split.groups) == ("drop", 0, ((0,), (1,)))
+
+
+@pytest.mark.parametrize("how", [{"inner": True}, {"parts": True}])
+def test_dropout_of_parts_accuses_nobody(how: dict[str, bool]) -> None:
+    assert check_replicas(split_ranks({0: [0.0, 2.0], 1: [1.0, 0.0]}, **how)).split_output is None
+
+
+def test_equal_dropout_accuses_nobody() -> None:
+    assert check_replicas(split_ranks({0: [0.0, 2.0], 1: [0.0, 2.0]})).split_output is None

@@ -23,7 +23,9 @@ from ..tables.rank_values import (
     read_rank_values,
 )
 from ..tables.sites import read_sites
+from ..tables.stages import name_stages
 from ..tables.tensors import read_sizes
+from .split_outputs import SplitOutput, find_split_output
 
 #: The roles of tensors that are replicated. A buffer may be a rank's own, as the statistics of BatchNorm are.
 _REPLICATED = (PARAMETER, PARAMETER_GRAD, OPTIMIZER_STATE, UPDATE)
@@ -70,6 +72,9 @@ class ReplicaCheck:
     #: Whether the first disagreement is in the first compared step, and each rank has other numbers than any other: the
     #: ranks may each have a model, or a part of it, of their own.
     may_be_own: bool
+    #: The first output of a module without parameters that differs on ranks of tensor parallelism; None if there is
+    #: none, or outputs and parameters were not measured.
+    split_output: Disagreement | None = None
 
 
 def check_replicas(ranks: Sequence[tuple[int, RecordingData]]) -> ReplicaCheck:
@@ -79,7 +84,7 @@ def check_replicas(ranks: Sequence[tuple[int, RecordingData]]) -> ReplicaCheck:
     optimizer uses them, and its states: ranks that train one model have equal ones. Partial sums, what was
     not measured, and all of a model in FSDP1 are left out.
     """
-    values = read_rank_values(ranks)
+    values = read_rank_values(name_stages(ranks))
     rows = _Replicas(**join_columns([_read_replicas(number, rank) for number, rank in enumerate(values)]))
     _, group = np.unique(mix_columns(np.stack([rows.key, rows.place], axis=1)), return_inverse=True)
     group = group.reshape(-1)
@@ -103,6 +108,7 @@ def check_replicas(ranks: Sequence[tuple[int, RecordingData]]) -> ReplicaCheck:
             np.unique(rows.step[bad[np.unique(group[bad], return_index=True)[1]]]).tolist()
         ),
         may_be_own=begins_so and all(len(ranks_) == 1 for ranks_ in found[0].groups),
+        split_output=_describe_split(find_split_output(values)),
     )
 
 
@@ -166,6 +172,21 @@ def _describe(values: Sequence[RankValues], rows: _Replicas, members: Rows, iden
         slot=site.slot,
         groups=tuple(tuple(values[rows.rank[member]].rank for member in group) for group in groups),
         factor=norms[1] / norms[0] if norms[0] else math.nan,
+    )
+
+
+def _describe_split(split: SplitOutput | None) -> Disagreement | None:
+    if split is None:
+        return None
+    placed = split.rank.placed
+    site = read_sites(placed.data)[int(placed.site_id[split.row])]
+    return Disagreement(
+        step=int(placed.step[split.row]),
+        role=site.role or "",
+        path=site.path,
+        slot=site.slot,
+        groups=((split.rank.rank,), split.others),
+        factor=math.nan,
     )
 
 

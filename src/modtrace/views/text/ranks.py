@@ -50,6 +50,7 @@ def render_ranks(
         *_describe_mismatch(waiting.mismatch),
         *(line for stall in waiting.stalls[:_SHOWN_STALLS] for line in _describe_stall(stall)),
         *_describe_straggler(waiting.straggler),
+        *_describe_split(None if check is None else check.split_output),
         *_describe_check(overview, check),
         *_describe_missing(overview),
         Text(),
@@ -141,13 +142,30 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def _describe_split(split: Disagreement | None) -> Iterator[Text]:
+    if split is None:
+        return
+    ranks = sorted(rank for group in split.groups for rank in group)
+    who = ranges_of(ranks) if len(ranks) > 2 else " and ".join(map(str, ranks))
+    path = printable(split.path) or "the model"
+    yield Text.join(
+        [
+            Text(f"the ranks {who} part", "bold red"),
+            Text(f" in the output of {path}, step {split.step}: their activations were equal before it"),
+        ]
+    )
+    yield Text(
+        "  it has no parameters; if it draws numbers, as a dropout does, ranks of tensor parallelism need one seed"
+    )
+
+
 def _describe_check(overview: RanksOverview, check: ReplicaCheck | None) -> Iterator[Text]:
     if check is None:
         is_whole = overview.world_size == 1
         only = "the run has one rank" if is_whole else f"rank {overview.ranks[0].rank} alone is read"
         yield Text(f"{only}: there are no replicas to compare", "" if is_whole else "yellow")
     elif not check.compared and check.measured:
-        yield Text("no replicas were compared: each rank has shards of its own")
+        yield Text("no replicas were compared: each rank has shards of its own, or a stage")
     elif not check.compared:
         yield Text(
             "no replicas were compared: parameters were not measured: record(values='stats')", "yellow"
@@ -173,7 +191,7 @@ def _describe_check(overview: RanksOverview, check: ReplicaCheck | None) -> Iter
             yield Text(f"  in that step {count_of(len(others), 'tensor')} more, first {first_few(others, 3)}")
         later = check.disagreeing_steps[1:]
         yield Text(f"  and in {count_of(len(later), 'later step')}" if later else "  and in no later step")
-        if check.may_be_own:
+        if check.may_be_own and check.split_output is None:
             yield Text(
                 "  from the first step on, and no two ranks agree: they did not begin with the same weights, or each "
                 "has its own (experts, stages)"
