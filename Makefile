@@ -167,7 +167,7 @@ size: env  ## print how large each package is, how long functions are, and how m
 soak: env  ## run the long tests
 	$(BIN)/python -m pytest -m soak
 
-ranks: env  ## run the tests of parallel training with four processes
+ranks: env  ## run the tests of parallel training with two and four processes, on a GPT and a Llama
 	$(BIN)/python -m pytest -m ranks tests/analysis/ranks
 
 zoo: env  ## run the tests on every transformers architecture
