@@ -17,7 +17,7 @@ from ..tables.columns import (
     take,
 )
 from ..tables.run import RunTables
-from ..tables.tensors import count_elements, number_sizes, sort_sizes
+from ..tables.tensors import Sizes, count_elements, number_sizes, sort_sizes, widen
 
 Runs = tuple[RunTables, RunTables]
 _Result = TypeVar("_Result")
@@ -98,7 +98,7 @@ def _read_extremes(run: RunTables, rows: Rows) -> tuple[Column, Column]:
 def number_shapes(runs: Runs) -> tuple[Partners, Partners, Partners]:
     """Returns numbers of the shape, element count and dtype of the first output of each op in both; -1 for none."""
     first = for_both(lambda run: np.where(run.ops.kept, run.flow.first_returned, -1), runs)
-    sizes = for_both(lambda run, row: run.flow.tensors.read_sizes(row[row >= 0]), runs, first)
+    sizes = for_both(_read_sizes, runs, first)
     dtypes = for_both(_read_dtypes, runs, first)
 
     def to_ops(row: Rows, number: Rows) -> Rows:
@@ -115,6 +115,15 @@ def number_shapes(runs: Runs) -> tuple[Partners, Partners, Partners]:
         )
     )
     return shapes, counts, of_dtypes
+
+
+def _read_sizes(run: RunTables, rows: Rows) -> Sizes:
+    """Returns the sizes of tensors: as they were measured, which of several ranks is together."""
+    rows = rows[rows >= 0]
+    measured = run.value_of_tensor[rows]
+    sizes, known = widen(run.flow.tensors.read_sizes(rows), run.values.sizes[measured[measured >= 0]])
+    sizes[measured >= 0] = known
+    return sizes
 
 
 def _read_dtypes(run: RunTables, rows: Rows) -> Coded:
