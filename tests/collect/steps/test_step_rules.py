@@ -677,6 +677,9 @@ def test_stage_of_a_pipeline_says_which_micro_batch_it_works_on() -> None:
                 optimizer.step()
         del stage, schedule
     assert ran(recording) == [("train", "Net Net"), ("train", "Net Net")]
+    ops = [row for row in recording.table("ops").to_pylist() if row["step"] == 0]
+    assert sum(row["name"] == "aten.addmm.default" for row in ops) == 2
+    assert not any(row["name"] == "aten.empty_strided.default" for row in ops)
     calls = [row for row in recording.table("calls").to_pylist() if row["module_id"] is not None]
     told = [(row["phase"], row["nth"], row["stage"], row["micro_batch"]) for row in calls]
     assert {*told} == {(phase, nth, 0, nth) for phase in ("forward", "backward") for nth in range(2)}

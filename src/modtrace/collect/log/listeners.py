@@ -33,6 +33,9 @@ class Listener:
     def segment_dropped(self, segment: Segment) -> None:
         """Receives an outermost call that an interrupt kept from beginning; the listener may not know the segment."""
 
+    def infers_shapes(self) -> None:
+        """Receives that torch runs a module to learn shapes. What runs up to the next outermost call is no step's."""
+
     def backward_began(self, backward: Backward) -> None:
         """Receives a backward that begins, while its graph is whole."""
 
@@ -112,6 +115,7 @@ class Subscribers:
         self.segment_opened: list[Callable[[Segment, bool], None]] = []
         self.segment_closed: list[Callable[[Segment], None]] = []
         self.segment_dropped: list[Callable[[Segment], None]] = []
+        self.infers_shapes: list[Callable[[], None]] = []
         self.backward_began: list[Callable[[Backward], None]] = []
         self.backward_ended: list[Callable[[Backward], None]] = []
         self.optimizer_began: list[Callable[[int], None]] = []

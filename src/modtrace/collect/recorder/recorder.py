@@ -303,6 +303,12 @@ class Recorder(Listener):
             self._finder.drop(segment)
             self._values.drop(segment)
 
+    def infers_shapes(self) -> None:
+        with self._lock:
+            self._take_ops(self._finder.current)
+            if self._ops is not None:
+                self._ops.want(is_wanted=False, active=0)
+
     def backward_began(self, backward: Backward) -> None:
         with self._lock:
             self._take_ops(self._finder.step_around(backward.segment))

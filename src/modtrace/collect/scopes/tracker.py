@@ -165,7 +165,8 @@ class ScopeTracker:
                 return False
             chunk = find_pipeline_chunk(frame) if log.context.named is None else None
             if chunk is not None and chunk.micro_batch is None:
-                return False  # torch infers shapes, which is no step
+                notify_all(self.subscribers.infers_shapes)
+                return False
             self.close_dead_calls(log, around_call(frame))
             self.pause_stretch(log)
             self.enter_module(log, module, frame)
