@@ -373,6 +373,24 @@ def _pipeline(schedule: Any, of_rank: int = 1) -> Callable[[nn.Module, int, int]
     return build
 
 
+def _pipelines(model: GPT, rank: int, world: int) -> Trained:
+    """Several pipelines of two stages, each with a part of the batch and shards of the stages."""
+    mesh = init_device_mesh("cpu", (world // 2, 2), mesh_dim_names=("dp", "pp"))
+    stage = rank % 2
+    part = _shard(_keep_stage(model, stage, 2), mesh["dp"])
+    built = PipelineStage(part, stage, 2, torch.device("cpu"), group=mesh.get_group("pp"))
+    running = Schedule1F1B(built, 2, loss_fn=loss_of)
+
+    def step(_: Any, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:
+        losses: list[torch.Tensor] = []
+        running.step(
+            *((tokens,) if stage == 0 else ()), **({"target": targets, "losses": losses} if stage else {})
+        )
+        return torch.stack(losses).mean().detach() if losses else None
+
+    return Trained(part, world // 2, rank // 2, step=step)
+
+
 def _keep_stage(model: nn.Module, stage: int, stages: int) -> nn.Module:
     if isinstance(model, GPT):
         return copy.deepcopy(model).keep_stage(stage, stages)
@@ -401,6 +419,7 @@ KINDS: dict[str, Callable[[Any, int, int], Trained]] = {
     "moe": _moe,
     "1f1b": _pipeline(Schedule1F1B),
     "gpipe": _pipeline(ScheduleGPipe),
+    "fsdp2 x 1f1b": _pipelines,
     "interleaved": _pipeline(ScheduleInterleaved1F1B, 2),
 }
 

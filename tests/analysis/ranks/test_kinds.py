@@ -30,7 +30,7 @@ KINDS: dict[str, list[tuple[str, str]]] = {
             ("tp + sp", "gpt"), ("moe", "moe"), ("interleaved", "gpt")],
     "four": [*((kind, model) for model in ("gpt", "llama") for kind in (*ANY_MODEL, "hsdp", "fsdp2 x tp")),
              *((kind, model) for model in ("gpt", "chain") for kind in PIPELINES),
-             ("tp + sp", "gpt"), ("moe", "moe")],
+             ("tp + sp", "gpt"), ("moe", "moe"), ("fsdp2 x 1f1b", "gpt")],
 }  # fmt: skip
 EPS = {
     "few": [("1f1b", "gpt"), ("ddp", "rms")],
