@@ -115,7 +115,7 @@ def call_at(segments: "Iterable[Segment]", now_ns: int) -> CallRef | None:
     found = [
         call
         for segment in segments
-        if (call := segment.call_after(bisect_right(segment.times, now_ns) - 1)) is not None
+        if (call := segment.call_after(bisect_right(segment.times, now_ns) - 1, elsewhere=True)) is not None
     ]
     return found[0] if len(found) == 1 else None
 
@@ -256,12 +256,21 @@ class Segment:
         """Returns the call in which the autograd node with this number was made."""
         return self.call_after(bisect_right(self._events[0], sequence_nr) - 1)
 
-    def call_after(self, event: int) -> CallRef | None:
-        """Returns the call that runs after an event of this segment; None outside of all calls."""
+    def call_after(self, event: int, *, elsewhere: bool = False) -> CallRef | None:
+        """Returns the call that runs after an event of this segment; None outside of all calls.
+
+        With `elsewhere` any thread may ask: what the segment's own thread reads, and drops at the end, is left alone.
+        """
         if event < 0:
             return None
-        after = self.open_calls.after if self.last_seq is None else self.structure().scope_after
-        index = int(after[event])
+        if self.last_seq is not None:
+            index = int(self.structure().scope_after[event])
+        elif elsewhere:
+            open_calls = OpenCalls()
+            open_calls.follow([*self.contexts])
+            index = open_calls.after[event]
+        else:
+            index = self.open_calls.after[event]
         return None if index < 0 else CallRef(self, index)
 
     def call_ids_at(self, times: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
