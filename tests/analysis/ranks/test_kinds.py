@@ -73,21 +73,35 @@ Runs = Mapping[str, Recorded]
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The runs of a group, which train when it is first asked for."""
-    known: dict[str, Runs] = {}
+    """The runs of a group; those of one model train when the first of them is asked for."""
+    known: dict[str, _Group] = {}
 
     def of(group: str) -> Runs:
         if group not in known:
-            runs = [Run(kind, model) for kind, model in KINDS[group]]
-            runs += [Run(kind, model, "eps") for kind, model in EPS[group]]
-            runs += [Run(kind, "dropout", fault) for kind in DROPOUT[group] for fault in ("", "seeds")]
-            runs += [Run(model=model) for _, model in KINDS[group]]
-            runs += [Run(model=model, fault="ops") for _, model in EPS[group]]
-            folder = tmp_path_factory.mktemp(group)
-            known[group] = record_runs(folder, [*dict.fromkeys(runs)], WORLD[group])
+            known[group] = _Group(group, tmp_path_factory)
         return known[group]
 
     return of
+
+
+class _Group(dict[str, Recorded]):
+    """Runs by name, which train when they are missing."""
+
+    def __init__(self, group: str, folders: pytest.TempPathFactory) -> None:
+        super().__init__()
+        self._group, self._folders = group, folders
+        runs = [Run(kind, model) for kind, model in KINDS[group]]
+        runs += [Run(kind, model, "eps") for kind, model in EPS[group]]
+        runs += [Run(kind, "dropout", fault) for kind in DROPOUT[group] for fault in ("", "seeds")]
+        runs += [Run(model=model) for _, model in KINDS[group]]
+        runs += [Run(model=model, fault="ops") for _, model in EPS[group]]
+        self._runs = {run.name: run for run in runs}
+
+    def __missing__(self, name: str) -> Recorded:
+        model = self._runs[name].model
+        chosen = [run for run in self._runs.values() if self._group == "few" or run.model == model]
+        self.update(record_runs(self._folders.mktemp(self._group), chosen, WORLD[self._group]))
+        return self[name]
 
 
 def ranks_of(run: Recorded) -> list[tuple[int, RecordingData]]:
