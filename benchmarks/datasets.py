@@ -72,8 +72,11 @@ def measure(path: str, engine: str, memory: str | None) -> dict[str, Any]:
 
 
 def _peak_mb(pid: str) -> float:
-    status = Path(f"/proc/{pid}/status").read_text()
-    return int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0]) / 1024
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:  # it has ended since
+        return 0.0
+    return sum(map(int, re.findall(r"VmHWM:\s+(\d+) kB", status))) / 1024
 
 
 def _report(path: str, engines: list[str], memory: str | None, planted: dict[str, dict[str, Any]]) -> None:
