@@ -71,7 +71,7 @@ class _Answer:
             inputs=tuple(self._describe(read) for read in inputs),
             chain=tuple(self._chain(phase)),
             replaced_by=tuple(
-                dict.fromkeys(step.describe_op(op) for op in event.absorbed_by if self._is_written_by(op))
+                dict.fromkeys(map(step.describe_op, self._trace.find_ops(self._trace.replacers, event)))
             ),
             hint=cause.text if cause else self._hint(),
             remedy=cause.remedy if cause else None,
@@ -135,13 +135,12 @@ class _Answer:
     def _locate(self, op: int, counts: Counts) -> dict[str, Any]:
         """Returns the fields that say where an op ran, and how many NaN and infinite values there are."""
         step = self._step
-        before = step.order[: step.order.index(self._event.op)]
-        follows = next((int(step.ops.phase[op]) for op in reversed(before) if step.ops.phase[op] >= 0), None)
+        follows = int(step.follows[self._event.op])
         return {
             **step.locate_op(op),
             "op": step.name_op(op),
             "op_nth": int(step.ops.nth[op]),
-            "follows": None if follows is None else PHASES[follows],
+            "follows": None if follows < 0 else PHASES[follows],
             "step": step.number,
             "has_lines": step.run.has_lines,
             "count": counts.nan + counts.inf,
@@ -297,10 +296,6 @@ class _Answer:
         assert site is not None  # the tensor is an input that was first seen at a module inside the model
         return Argument(int(np.flatnonzero(calls.in_step & (calls.module == site.module_id))[0]), site.slot)
 
-    def _is_written_by(self, op: int) -> bool:
-        """Returns whether an op wrote something, which an op that only returns views does not."""
-        return any(self._step.find_shown(tensor) is None for _, tensor in self._step.returns.get(op, ()))
-
     def _chain(self, phase: int, first: int | None = None) -> Iterator[str]:
         """Yields the modules through which the values went in a phase, each with its first op.
 
@@ -308,9 +303,10 @@ class _Answer:
             phase: the phase of the op that made the values.
             first: the op with which the chain begins; None for the first op that read the values.
         """
-        step, written = self._step, {op for op, _ in self._trace.counts.outputs}
+        step, written = self._step, self._trace.counts.first_order
         phases = {phase, -1} if phase >= 0 else {_FORWARD, -1}
-        carried = [op for op in self._event.carried_by if op in written and step.ops.phase[op] in phases]
+        carriers = self._trace.find_ops(self._trace.carriers, self._event)
+        carried = [op for op in carriers if op in written and step.ops.phase[op] in phases]
         if first is not None:
             order = {op: number for number, op in enumerate(step.order)}
             carried = [op for op in carried if order[op] >= order[first]]

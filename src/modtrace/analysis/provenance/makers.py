@@ -1,7 +1,6 @@
 """Finds the op of an earlier step that made the NaN or infinite values of a tensor which a later step reads."""
 
 from functools import lru_cache
-from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -47,10 +46,9 @@ class Makers:
                 return None
             before, tensors = trace.step.number, trace.step.tensors
             [tensor] = np.flatnonzero(tensors.tensor_id == tensor_id).tolist()
-            origins = trace.memory.read(tensor).origins
-            if not origins:
+            event = next(iter(trace.select(trace.memory.read(tensor).events)), None)
+            if event is None:
                 return None
-            event = trace.events[min(origins)]
             if event.kind != SOURCE:
                 return Maker(trace, event)
             tensor_id = int(tensors.tensor_id[event.tensor])
@@ -64,9 +62,9 @@ class Makers:
 
 def is_read_later(trace: Trace, event: Origin) -> bool:
     """Returns whether an op of a later step reads a tensor that holds the event's values, so that step decides."""
-    number, memory, run = trace.events.index(event), trace.memory, trace.step.run
-    tensors = [event.tensor, *chain.from_iterable(event.unread.values())]
-    held = [tensor for tensor in tensors if number in memory.read(tensor).origins]
+    own, memory, run = 1 << trace.numbers[event], trace.memory, trace.step.run
+    tensors = [event.tensor, *(tensor for tensor, events in trace.unread_tensors if events & own)]
+    held = [tensor for tensor in tensors if memory.read(tensor).events & own]
     written = {(memory.storage_of(tensor), trace.step.versions[tensor]) for tensor in held}
     storages = np.array(sorted(storage for storage, _ in written), np.int64)
     rows = run.find("tensors", ["tensor_id", "storage", "version"], storage=storages).to_pylist()

@@ -1,29 +1,37 @@
 """Tracks for the memory of a step whether it holds finite, intended infinite, unmeasured or bad values."""
 
+from collections import defaultdict
 from collections.abc import Iterable
+from functools import cached_property, reduce
+from itertools import chain
+from operator import or_
 from typing import NamedTuple
 
+import numpy as np
+
 from ..tables.one_step import MemoryRegion, OneStep
+from .region_tree import RegionTree
 
 #: Kinds of values, from the best to the worst: all finite; with infinities that were written on purpose, as in masks;
 #: not measured; with other values that are not finite ("bad").
 CLEAN, MEANT, UNSEEN, BAD = range(4)
+
+#: A set of events, with a bit for the number of each: many tensors hold the values of many events.
+Events = int
 
 
 class Finiteness(NamedTuple):
     """The kind of values in a tensor or a part of memory, with their origin."""
 
     kind: int = CLEAN
-    #: The origin of the values: for BAD the number of the event, for MEANT the number of the constant, for UNSEEN the
-    #: tensor that was written; -1 if it is not known.
+    #: The origin of the values: for BAD the events that contributed to them, for MEANT the number of the constant, for
+    #: UNSEEN the tensor that was written; -1 if it is not known.
     origin: int = -1
-    #: Further events that contributed to BAD values.
-    others: frozenset[int] = frozenset()
 
     @property
-    def origins(self) -> frozenset[int]:
+    def events(self) -> Events:
         """The events that contributed to bad values."""
-        return self.others | {self.origin} if self.kind == BAD else frozenset()
+        return self.origin if self.kind == BAD else 0
 
 
 class Memory:
@@ -31,36 +39,77 @@ class Memory:
 
     def __init__(self, step: OneStep) -> None:
         self._regions = step.regions
-        #: By storage, the tensors that ops wrote there, with their states.
-        self._writes: dict[int, list[tuple[MemoryRegion, Finiteness]]] = {}
+        #: By storage, the states of what ops wrote there.
+        self._writes: dict[int, RegionTree[Finiteness]] = {}
         self._doubted: set[int] = set()  # storages of which nothing is known any more
         self._unwritten: dict[int, list[int]] = {}  # by storage: tensors not yet written in full
+        #: By storage, the events whose values no op has read since they were written there, and the tensors with them.
+        self._unread: dict[int, RegionTree[Events]] = {}
+        self._unread_at: dict[tuple[int, MemoryRegion], list[tuple[int, Events]]] = defaultdict(list)
+
+    @cached_property
+    def _regions_by_storage(self) -> dict[int, list[MemoryRegion]]:
+        """The regions of all tensors in each storage, and the whole of it up to the end of the last one."""
+        by_storage = defaultdict(list)
+        for tensor, region in enumerate(self._regions):
+            by_storage[self.storage_of(tensor)].append(region)
+        for regions in by_storage.values():
+            stop = max(region.stop for region in regions)
+            regions.append(regions[0]._replace(start=0, stop=stop, is_dense=True))
+        return by_storage
 
     def read(self, tensor: int) -> Finiteness:
         """Returns the state of a tensor as it is now."""
-        region, writes = self._regions[tensor], self._writes.get(self.storage_of(tensor), ())
-        return join_states(state for written, state in writes if _overlap(written, region))
+        writes = self._writes.get(self.storage_of(tensor))
+        return Finiteness() if writes is None else writes.join_overlapping(self._regions[tensor])
 
     def write(self, tensor: int, state: Finiteness) -> None:
         """Sets the state of a tensor that was written."""
         region, storage = self._regions[tensor], self.storage_of(tensor)
-        kept = [write for write in self._writes.pop(storage, ()) if not _covers(region, write[0])]
-        if state.kind != CLEAN:
-            kept.append((region, state))
-        if kept:
-            self._writes[storage] = kept
+        if state.kind != CLEAN or storage in self._writes:
+            writes = self._writes_to(storage)
+            for covered in writes.find_within(region) if region.is_dense else ():
+                writes[covered] = Finiteness()
+            writes[region] = state
         if storage in self._unwritten:
             unwritten = self._unwritten[storage]
             self._unwritten[storage] = [one for one in unwritten if not _covers(region, self._regions[one])]
 
+    def _writes_to(self, storage: int) -> RegionTree[Finiteness]:
+        if storage not in self._writes:
+            regions = self._regions_by_storage[storage]
+            self._writes[storage] = RegionTree(regions, Finiteness(), _join)
+        return self._writes[storage]
+
     def doubt(self, tensor: int) -> None:
         """Marks, once for each storage, all the memory that a tensor shows a part of as unknown."""
-        storage, own = self.storage_of(tensor), self._regions[tensor].storage
+        storage = self.storage_of(tensor)
         if storage not in self._doubted:
             self._doubted.add(storage)
-            stop = max(region.stop for region in self._regions if region.storage == own)
-            whole = MemoryRegion(storage, 0, stop, is_dense=True)
-            self._writes.setdefault(storage, []).append((whole, Finiteness(UNSEEN)))
+            writes, whole = self._writes_to(storage), self._regions_by_storage[storage][-1]
+            writes[whole] = _join(writes[whole], Finiteness(UNSEEN))
+
+    def keep_unread(self, tensor: int, events: Events) -> None:
+        """Remembers a tensor that holds the values of events and that no op has read."""
+        region, storage = self._regions[tensor], self.storage_of(tensor)
+        if storage not in self._unread:
+            self._unread[storage] = RegionTree(self._regions_by_storage[storage], 0, or_)
+        self._unread[storage][region] |= events
+        self._unread_at[storage, region].append((tensor, events))
+
+    def mark_read(self, tensor: int, events: Events) -> None:
+        """Forgets which tensors with values of these events share memory with `tensor`, as an op reads it now."""
+        storage = self.storage_of(tensor)
+        if storage in self._unread:
+            unread = self._unread[storage]
+            for region in unread.find_overlapping(self._regions[tensor], lambda held: held & events):
+                unread[region] &= ~events
+                held = [(one, left & ~events) for one, left in self._unread_at[storage, region]]
+                self._unread_at[storage, region] = [(one, left) for one, left in held if left]
+
+    def list_unread(self) -> list[tuple[int, Events]]:
+        """Returns the tensors with values of events that no op has read since, each with these events."""
+        return list(chain.from_iterable(self._unread_at.values()))
 
     def allocate(self, tensor: int) -> None:
         """Marks a tensor as allocated and not yet written."""
@@ -73,27 +122,38 @@ class Memory:
         Tensors that ops have written in full since their allocation do not count.
         """
         allocated = self._unwritten.get(self.storage_of(tensor), ())
-        return next((one for one in allocated if self.do_overlap(one, tensor)), None)
+        region = self._regions[tensor]
+        return next((one for one in allocated if _overlap(self._regions[one], region)), None)
 
     def storage_of(self, tensor: int) -> int:
         """Returns the storage of a tensor; if it is not known, a negative number that is unique to the tensor."""
         storage = self._regions[tensor].storage
         return -1 - tensor if storage is None else storage
 
-    def do_overlap(self, one: int, other: int) -> bool:
-        """Returns whether two tensors of one storage may share elements, judging by their bounds."""
-        return _overlap(self._regions[one], self._regions[other])
-
 
 def join_states(states: Iterable[Finiteness]) -> Finiteness:
     """Returns the worst of some states; for bad ones, with the events of all of them."""
-    joined = Finiteness()
-    for state in states:
-        if state.kind == joined.kind == BAD:
-            joined = joined._replace(others=(joined.origins | state.origins) - {joined.origin})
-        elif state.kind > joined.kind or (state.kind == joined.kind and state.origin > joined.origin):
-            joined = state
-    return joined
+    return reduce(_join, states, Finiteness())
+
+
+def list_events(events: Events) -> list[int]:
+    """Returns the numbers of the events of a set, in order."""
+    octets = events.to_bytes((events.bit_length() + 7) // 8, "little")
+    numbers: list[int] = np.flatnonzero(
+        np.unpackbits(np.frombuffer(octets, np.uint8), bitorder="little")
+    ).tolist()
+    return numbers
+
+
+def set_of_events(are_in: Iterable[bool]) -> Events:
+    """Returns the set of the events for which this is true, in the order of their numbers."""
+    return int.from_bytes(np.packbits(np.fromiter(are_in, bool), bitorder="little").tobytes(), "little")
+
+
+def _join(one: Finiteness, other: Finiteness) -> Finiteness:
+    if one.kind == other.kind == BAD:
+        return one if one == other else Finiteness(BAD, one.origin | other.origin)
+    return max(one, other)
 
 
 def _overlap(one: MemoryRegion, other: MemoryRegion) -> bool:

@@ -10,6 +10,7 @@ from ...recording.role import BUFFER, LOSS, OPTIMIZER_STATE, OUTPUT, PARAMETER, 
 from ..tables.calls import outermost_calls, phases_of
 from ..tables.columns import Bools, column_of
 from ..tables.one_step import OneStep
+from .memory import Events, list_events, set_of_events
 from .trace import End, Origin, Trace
 
 #: The roles of tensors that must be finite at every site.
@@ -78,20 +79,12 @@ def select_guilty(trace: Trace, are_finite: bool | None, innocent: Innocent) -> 
         are_finite: the result of `are_ends_finite` for the step.
         innocent: the record to which the places of all other events are added.
     """
-    names = trace.step.bare_names
     ends = [end for end in trace.ends if end.is_returned] if are_finite else trace.ends
-    came = _came(trace, ends, innocent.places)
-    suspects = dict.fromkeys(event for event in trace.events if not event.is_guarded(names))
-    guilty = [
-        event
-        for number, event in enumerate(trace.events)
-        if number in came or (_is_of_optimizer(trace, event) and event in suspects)
-    ]
+    guilty = _came(trace, ends, innocent.places) | (_of_optimizer(trace) & trace.unread & ~trace.guarded)
     if not guilty and not are_finite:
-        return [event for event in suspects if not event.masks]
-    others = set(trace.events).difference(guilty)
-    innocent.places.update(_place_of(trace, event) for event in others)
-    return guilty
+        return [event for event in trace.select(~trace.guarded) if not event.masks]
+    innocent.places.update(_place_of(trace, event) for event in trace.select(~guilty))
+    return trace.select(guilty)
 
 
 def _place_of(trace: Trace, event: Origin) -> EventPlace:
@@ -100,25 +93,23 @@ def _place_of(trace: Trace, event: Origin) -> EventPlace:
     return (*where, step.name_op(event.op), int(step.ops.nth[event.op]), event.slot)
 
 
-def _came(trace: Trace, ends: Iterable[End], absorbed: set[EventPlace]) -> set[int]:
-    """Returns the numbers of the events that reach an end, and of forward events whose derivatives do.
+def _came(trace: Trace, ends: Iterable[End], absorbed: set[EventPlace]) -> Events:
+    """Returns the events that reach an end, and of forward events whose derivatives do.
 
     If several reach one end, those at places whose values did not matter in other steps are left out.
     """
-    came: set[int] = set()
-    names = trace.step.bare_names
+    names, events = trace.step.bare_names, trace.events
+    masks = set_of_events(event.is_mask(names) for event in events)
+    known = set_of_events(_place_of(trace, event) in absorbed for event in events) if absorbed else 0
+    came: Events = 0
     for end in ends:
-        masks = {number for number in end.origins if trace.events[number].is_mask(names)}
-        others = end.origins - masks
-        new = {number for number in others if _place_of(trace, trace.events[number]) not in absorbed}
-        came |= new or others or (set() if end.is_returned else masks)
-    by_op = {int(trace.step.ops.op_id[event.op]): number for number, event in enumerate(trace.events)}
-    forwards = (by_op.get(trace.step.forward_op[trace.events[number].op] or -1) for number in came)
-    return came.union(
-        number for number in forwards if number is not None and not trace.events[number].is_guarded(names)
-    )
+        others = end.events & ~masks
+        came |= (others & ~known) or others or (0 if end.is_returned else end.events)
+    by_op = {int(trace.step.ops.op_id[event.op]): number for number, event in enumerate(events)}
+    forwards = {by_op.get(trace.step.forward_op[events[number].op] or -1) for number in list_events(came)}
+    return came | (set_of_events(number in forwards for number in range(len(events))) & ~trace.guarded)
 
 
-def _is_of_optimizer(trace: Trace, event: Origin) -> bool:
-    """Returns whether an optimizer made values that no later op has read."""
-    return trace.step.ops.phase[event.op] == _OPTIMIZER and bool(event.unread)
+def _of_optimizer(trace: Trace) -> Events:
+    """Returns the events at ops of an optimizer."""
+    return set_of_events(trace.step.ops.phase[event.op] == _OPTIMIZER for event in trace.events)

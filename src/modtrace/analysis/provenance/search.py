@@ -1,8 +1,8 @@
 """Searches a recording for what made NaN or infinite values: the op if ops were measured, else the module."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +13,7 @@ from ...recording.protocols import RecordingData
 from ...recording.role import GRAD_OUTPUT, LEAF, LOSS, OP_OUTPUT, OUTPUT, PARAMETER, PARAMETER_GRAD
 from ...recording.statistics.moments import nonfinite_rows
 from ...recording.triggers.step_conditions import Use
-from ..tables.columns import ArrowTable, Column, RowFinder, column_of
+from ..tables.columns import ArrowTable, RowFinder, column_of
 from ..tables.inside import find_unseen
 from ..tables.one_step import IndexedTables, OneStep
 from ..tables.op_rules import SHAPES_ONLY, UNSCALES
@@ -90,17 +90,21 @@ def find_absorbed(data: RecordingData, most: int) -> list[NonFinite]:
         for answer in search.search_step(number).absorbed():
             place = (answer.root, answer.path, answer.phase, answer.op, answer.op_nth, answer.slot)
             absorbed.setdefault(place, answer)
-        if len(absorbed) >= most:
-            break
-    return list(islice(absorbed.values(), most))
+            if len(absorbed) >= most:
+                return list(absorbed.values())
+    return list(absorbed.values())
 
 
 class _Searched(NamedTuple):
     """The result of searching one step."""
 
-    answers: list[NonFinite]
+    answers: Iterable[NonFinite]  # each is made when it is asked for
+    total: int  # the number of answers
     is_innocent: bool  # whether later steps with the same key need no search
-    absorbed: Callable[[], list[NonFinite]] = list
+    absorbed: Callable[[], Iterable[NonFinite]] = tuple
+
+
+_NOTHING = _Searched((), 0, is_innocent=True)
 
 
 class _Search:
@@ -134,8 +138,7 @@ class _Search:
             searched = self.search_step(number)
             if searched.is_innocent:
                 self._innocent.steps.add(sites)
-            others = len(searched.answers) - 1
-            yield from (replace(answer, others=others) for answer in searched.answers)
+            yield from (replace(answer, others=searched.total - 1) for answer in searched.answers)
 
     def search_step(self, number: int) -> _Searched:
         """Returns what made values in a step: those that matter as answers, and the absorbed ones."""
@@ -152,21 +155,25 @@ class _Search:
         are_finite = are_ends_finite(step, find_bad_losses(step), returns_meant=trace.returns_meant)
         suspects = select_guilty(trace, are_finite, self._innocent)
         guilty = _drop_unseen(trace, suspects) if suspects else suspects
-        answers = [self._answer(trace, event) for event in guilty]
+        answers: Iterable[NonFinite] = (self._answer(trace, event) for event in guilty)
+        count = len(guilty)
         rows = _find_unjudged(trace) if len(guilty) == len(suspects) else _find_rows_of_modules(step)
         is_leaf = step.is_of(LEAF)
         row = None if are_finite else next((one for one in rows if not is_leaf[one]), None)
         if row is not None and not (guilty and guilty[0].counts.order <= _order_of(step, row)):
-            answers = [_describe_module(step, row), *answers]
+            answers, count = chain([_describe_module(step, row)], answers), count + 1
         if trace.unscales:
-            matter = [answer for answer in answers if not _is_expected(answer)]
-            answers = matter or _keep_if_many_skipped(answers, self._skipped)
+            made = list(answers)
+            matter = [answer for answer in made if not _is_expected(answer)]
+            answers = matter or _keep_if_many_skipped(made, self._skipped)
+            count = len(answers)
 
-        def answer_absorbed() -> list[NonFinite]:
-            others = [event for event in trace.events if event not in set(suspects)]
-            return [self._answer(trace, event) for event in others if not is_read_later(trace, event)]
+        def answer_absorbed() -> Iterator[NonFinite]:
+            others = (event for event in trace.events if event not in known)
+            return (self._answer(trace, event) for event in others if not is_read_later(trace, event))
 
-        return _Searched(answers, not guilty and row is None, answer_absorbed)
+        known = set(suspects)
+        return _Searched(answers, count, not guilty and row is None, answer_absorbed)
 
     def _keep_held(self, trace: Trace) -> None:
         """Remembers, while the run goes on, which tensors of a step hold non-finite values at its end."""
@@ -176,7 +183,7 @@ class _Search:
         for tensor, tensor_id in enumerate(trace.step.tensors.tensor_id.tolist()):
             state = trace.memory.read(tensor)
             if state.kind == BAD:
-                maker = trace.step.describe_op(trace.events[min(state.origins)].op)
+                maker = trace.step.describe_op(trace.select(state.events)[0].op)
                 held[tensor_id] = f"{maker} made it in step {trace.step.number}"
             elif state.kind != CLEAN:
                 held[tensor_id] = None
@@ -195,41 +202,28 @@ class _Search:
         """Returns the first non-finite tensor of a module, for a step without measured ops."""
         row = next(_find_rows_of_modules(step), None)
         if row is None:
-            return _Searched([], is_innocent=True)
+            return _NOTHING
         answers = [_describe_module(step, row)]
         if are_ends_finite(step):
-            return _Searched([], True, lambda: answers)
+            return _NOTHING._replace(absorbed=lambda: answers)
         if step.number in self._skipped and _is_gradient(answers[0]):
             answers = _keep_if_many_skipped(answers, self._skipped)
-        return _Searched(answers, is_innocent=False)
+        return _Searched(answers, len(answers), is_innocent=False)
 
     def _answer(self, trace: Trace, event: Origin) -> NonFinite:
-        of_op = (counts.order for (op, _), counts in trace.counts.outputs.items() if op == event.op)
-        order = min(of_op, default=event.counts.order)
+        order = trace.counts.first_order.get(event.op, event.counts.order)
         return _add_micro_batch(trace.step, build_answer(trace, event, self._makers), order)
 
 
 def _add_micro_batch(step: OneStep, answer: NonFinite, order: int) -> NonFinite:
     """Returns the answer with the number of its micro-batch, from how many backwards began before the measurement."""
-    began = _find_backwards(step)
+    began = step.backwards_began
     if len(began) < 2 or answer.phase == OPTIMIZER:
         return answer
     begun = int((began < order).sum())
     # In backward, the last begun backward is the micro-batch's own; otherwise its own has not begun.
     number = begun - 1 if answer.phase == BACKWARD else begun
     return replace(answer, micro_batch=min(max(number, 0), len(began) - 1), micro_batches=len(began))
-
-
-def _find_backwards(step: OneStep) -> Column:
-    """Returns for each backward of a step the `order` of its first loss, which is measured as the backward begins."""
-    order, rows = column_of(step.table("values"), "order"), np.flatnonzero(step.is_of(LOSS))
-    rows = rows[np.argsort(order[rows], kind="stable")]
-    sites = column_of(step.table("values"), "site_id")[rows].tolist()
-    slots = [step.run.sites[site].slot for site in sites]
-    # The losses of one backward have ascending slots: [0], [1].
-    is_first = [number == 0 or slot <= slots[number - 1] for number, slot in enumerate(slots)]
-    first: Column = order[rows[is_first]]
-    return first
 
 
 def _find_suspicious_steps(data: RecordingData) -> list[tuple[int, bytes]]:
@@ -278,13 +272,14 @@ def _describe_partly_lost(step: OneStep, *, unscales: bool) -> _Searched:
     with_nan = with_nan[np.argsort(column_of(values, "order")[with_nan], kind="stable")]
     row = next(iter([*_find_rows_of_modules(step), *with_nan.tolist()]), None)
     if row is None:
-        return _Searched([], is_innocent=True)
+        return _NOTHING
     answer = replace(
         describe_row(step, row),
         hint="what made them, and whether they are intended, is not known: rows of this step are missing",
         remedy="copy the recording again, or record again",
     )
-    return _Searched([] if unscales and _is_expected(answer) else [answer], is_innocent=False)
+    answers = [] if unscales and _is_expected(answer) else [answer]
+    return _Searched(answers, len(answers), is_innocent=False)
 
 
 def _find_rows_of_modules(step: OneStep) -> Iterator[int]:

@@ -77,6 +77,14 @@ class StepCounts:
         returned = {(op, slot) for op, outputs in self._step.returns.items() for slot, _ in outputs}
         return any((one.nan or one.inf) and key not in returned for key, one in self.outputs.items())
 
+    @cached_property
+    def first_order(self) -> Mapping[int, int]:
+        """For each op with measured outputs, the `order` of the first of them."""
+        first: dict[int, int] = {}
+        for (op, _), counts in self.outputs.items():
+            first[op] = min(counts.order, first.get(op, counts.order))
+        return first
+
     def of_output(self, tensor: int) -> Counts | None:
         """Returns the measurement of a tensor as an op of the step returned it; None if there is none."""
         tensors = self._step.tensors

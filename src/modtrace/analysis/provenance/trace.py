@@ -1,7 +1,11 @@
 """Follows NaN and infinite values through the ops of one step, from what made them to what reads them."""
 
 import math
-from dataclasses import dataclass, field, replace
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property, reduce
+from operator import or_
 from typing import NamedTuple
 
 from ...recording.phase import BACKWARD, OPTIMIZER, PHASES
@@ -27,7 +31,7 @@ from ..tables.op_rules import (
     is_attention,
 )  # fmt: skip
 from ..values.nonfinite import FIRST_SEEN, PRODUCER, SOURCE
-from .memory import BAD, CLEAN, MEANT, UNSEEN, Finiteness, Memory, join_states
+from .memory import BAD, CLEAN, MEANT, UNSEEN, Events, Finiteness, Memory, join_states, list_events
 from .step_counts import Counts, StepCounts
 
 _BACKWARD, _OPTIMIZER = PHASES.index(BACKWARD), PHASES.index(OPTIMIZER)
@@ -45,15 +49,10 @@ class Origin:
     slot: str  # the slot of the op's output or input
     tensor: int
     counts: Counts
-    carried_by: list[int] = field(default_factory=list)  # further ops that returned such values, in order
-    absorbed_by: list[int] = field(default_factory=list)  # ops that read the values and returned finite ones
-    is_cast: bool = False  # whether an op turned the values into integers
     became_nan: bool = False  # whether an op that read no other events returned NaN
     is_meant: bool = False  # whether the program wrote the infinities, or gave them as a mask
-    #: By storage, tensors that hold the values and that no op has read.
-    unread: dict[int, list[int]] = field(default_factory=dict)
     meant_inputs: tuple[int, ...] = ()  # inputs of the op that held intended infinities
-    masks: frozenset[int] = frozenset()  # the events whose -inf the op read as a mask
+    masks: Events = 0  # the events whose -inf the op read as a mask
     given: int | None = None  # the argument of an outermost call that holds the values
     loaded: int | None = None  # the parameter or buffer into which the program wrote the values
     #: For kind FIRST_SEEN: the tensor that the op read and that was not measured; -1 if it has no row.
@@ -66,11 +65,6 @@ class Origin:
         may_be_one = (self.is_meant or is_made) and not self.became_nan
         return may_be_one and not self.counts.nan and self.counts.max != math.inf
 
-    def is_guarded(self, names: list[str]) -> bool:
-        """Returns whether all ops at which the values end are ones that look for such values and replace them."""
-        ends = self.is_cast or bool(self.absorbed_by)
-        return ends and not self.unread and all(names[op] in GUARDS for op in self.absorbed_by)
-
 
 @dataclass(frozen=True)
 class Trace:
@@ -82,17 +76,69 @@ class Trace:
     memory: Memory  # the state of memory at the end of the step
     ends: list["End"]
     returns_meant: bool  # whether the outermost calls returned infinities that are intended, and no others
+    carriers: list["Reading"]  # the ops that read events and returned such values, in order
+    absorbers: list["Reading"]  # the ops that read events and returned finite values
+    cast: Events  # the events whose values an op turned into integers
 
     @property
     def unscales(self) -> bool:
         """Whether a GradScaler looks at the gradients of this step."""
         return UNSCALES in self.step.bare_names
 
+    @cached_property
+    def numbers(self) -> dict[Origin, int]:
+        """The number of each event."""
+        return {event: number for number, event in enumerate(self.events)}
+
+    @cached_property
+    def unread_tensors(self) -> list[tuple[int, Events]]:
+        """The tensors with values of events that no op has read, each with these events."""
+        return self.memory.list_unread()
+
+    @cached_property
+    def unread(self) -> Events:
+        """The events whose values are in tensors that no op has read."""
+        return _unite(events for _, events in self.unread_tensors)
+
+    @cached_property
+    def replacers(self) -> list["Reading"]:
+        """The absorbers that wrote something, which an op that only returns views does not."""
+        step = self.step
+        return [
+            reading
+            for reading in self.absorbers
+            if any(step.find_shown(tensor) is None for _, tensor in step.returns.get(reading.op, ()))
+        ]
+
+    @cached_property
+    def guarded(self) -> Events:
+        """The events whose values end at nothing but ops that look for such values and replace them."""
+        names = self.step.bare_names
+        ends = self.cast | _unite(reading.events for reading in self.absorbers)
+        others = _unite(reading.events for reading in self.absorbers if names[reading.op] not in GUARDS)
+        return ends & ~(self.unread | others)
+
+    def select(self, events: Events) -> list[Origin]:
+        """Returns the events of a set, in order."""
+        return [self.events[number] for number in list_events(events & ((1 << len(self.events)) - 1))]
+
+    def find_ops(self, readings: list["Reading"], event: Origin) -> list[int]:
+        """Returns which of these ops read an event, in order."""
+        own = 1 << self.numbers[event]
+        return [reading.op for reading in readings if reading.events & own]
+
+
+class Reading(NamedTuple):
+    """An op that read the values of events."""
+
+    op: int
+    events: Events
+
 
 class End(NamedTuple):
     """A loss, gradient, parameter, buffer or output of the model that is not finite."""
 
-    origins: frozenset[int]  # the numbers of the events from which the values come
+    events: Events  # the events from which the values come
     is_returned: bool = False  # whether an outermost call returned the tensor
 
 
@@ -106,7 +152,21 @@ def trace_step(step: OneStep, counts: StepCounts) -> Trace:
     for op in step.order:
         tracer.visit(op)
     tracer.close()
-    return Trace(step, counts, tracer.events, tracer.memory, tracer.ends, tracer.returns_meant)
+    return Trace(
+        step=step,
+        counts=counts,
+        events=tracer.events,
+        memory=tracer.memory,
+        ends=tracer.ends,
+        returns_meant=tracer.returns_meant,
+        carriers=tracer.carriers,
+        absorbers=tracer.absorbers,
+        cast=tracer.cast,
+    )
+
+
+def _unite(sets: Iterable[Events]) -> Events:
+    return reduce(or_, sets, 0)
 
 
 class _Tracer:
@@ -120,9 +180,14 @@ class _Tracer:
         self.memory = Memory(step)
         self._leaves: set[int] = set()  # leaves that some op has read
         self._meant: list[Origin] = []
-        self._accused: dict[int, int] = {}  # from positions in `_meant` to positions in `events`
+        self._accused: dict[int, Finiteness] = {}  # from positions in `_meant` to the states of their events
         self.ends: list[End] = []
+        self.carriers: list[Reading] = []
+        self.absorbers: list[Reading] = []
+        self.cast: Events = 0
         self.returns_meant = False
+        self._given: Events = 0
+        self._loaded: Events = 0
         self._gradients: list[tuple[int, Finiteness]] = []  # bad outputs of backward ops
 
     def visit(self, op: int) -> None:
@@ -131,20 +196,25 @@ class _Tracer:
         inputs = [(slot, tensor, self._read(tensor, op, slot)) for slot, tensor in reads]
         worst = join_states(state for _, _, state in inputs)
         if op in self._counts.reads_dropped:
-            worst = max(worst, Finiteness(UNSEEN))
+            worst = join_states([worst, Finiteness(UNSEEN)])
             if self._step.is_view[op]:  # later ops may read other parts of the tensor behind the view
                 for _, tensor in self._step.returns.get(op, ()):
                     self.memory.doubt(tensor)
         is_bad = self._visit_outputs(op, inputs, worst)
-        for event in map(self.events.__getitem__, sorted(worst.origins)):
-            self._mark_read(event, [tensor for _, tensor, state in inputs if state.kind == BAD])
-            if is_bad:
-                event.carried_by.append(op)
-            elif self._has_integers(op):  # `isnan` and comparisons return integers, but replace nothing
-                event.is_cast |= self._names[op] in CASTS
-            else:
-                event.absorbed_by.append(op)
+        if worst.kind == BAD:
+            self._note_reading(Reading(op, worst.events), inputs, is_bad=is_bad)
         self._note_end(op, worst)
+
+    def _note_reading(self, reading: Reading, inputs: _Inputs, *, is_bad: bool) -> None:
+        for _, tensor, state in inputs:
+            if state.kind == BAD:
+                self.memory.mark_read(tensor, reading.events)
+        if is_bad:
+            self.carriers.append(reading)
+        elif not self._has_integers(reading.op):
+            self.absorbers.append(reading)
+        elif self._names[reading.op] in CASTS:  # `isnan` and comparisons return integers, but replace nothing
+            self.cast |= reading.events
 
     def _note_end(self, op: int, worst: Finiteness) -> None:
         """Records an end if an op is the seed of a backward, which reads the loss, or is part of an optimizer."""
@@ -160,15 +230,19 @@ class _Tracer:
         if state.kind != MEANT or state.origin < 0:
             return state
         if state.origin not in self._accused:
-            self._accused[state.origin] = len(self.events)
-            self.events.append(self._meant[state.origin])
-        accused = Finiteness(BAD, self._accused[state.origin])
+            self._accused[state.origin] = self._add_event(self._meant[state.origin])
+        accused = self._accused[state.origin]
         self.memory.write(self._meant[state.origin].tensor, accused)
         return accused
 
+    def _add_event(self, event: Origin) -> Finiteness:
+        """Adds an event, and returns the state of its values."""
+        self.events.append(event)
+        return Finiteness(BAD, 1 << (len(self.events) - 1))
+
     def _end(self, state: Finiteness, *, is_returned: bool = False) -> None:
-        if state.origins:
-            self.ends.append(End(state.origins, is_returned))
+        if state.events:
+            self.ends.append(End(state.events, is_returned))
 
     def close(self) -> None:
         """Records at the end of the step which gradients, parameters, buffers and returned tensors are ends."""
@@ -183,13 +257,18 @@ class _Tracer:
             if tensor not in read_in_backward:
                 self._end(state)
         roles = [self._role_of(tensor) for tensor in range(len(step.sites))]
+        held: dict[int, Events] = defaultdict(int)  # by tensor, the events that came up in it
+        for number, event in enumerate(self.events):
+            held[event.tensor] |= 1 << number
         for tensor, role in enumerate(roles):
-            if role in MODEL_STATE:
-                self._end(self._without_source(tensor))
+            state = self.memory.read(tensor) if role in MODEL_STATE else Finiteness()
+            if not state.events & held.get(tensor, 0):  # else it held the values when the step began
+                self._end(state)
         for tensor in [*step.given, *(tensor for tensor, role in enumerate(roles) if role == INPUT)]:
-            for origin in self.memory.read(tensor).origins:
-                event = self.events[origin]
-                event.given = tensor if event.given is None else event.given
+            events = self.memory.read(tensor).events
+            for number in list_events(events & ~self._given):
+                self.events[number].given = tensor
+            self._given |= events
         returned = [self.memory.read(tensor) for tensor in step.returned]
         for state in returned:
             self._end(state, is_returned=True)
@@ -198,12 +277,6 @@ class _Tracer:
     def _role_of(self, tensor: int) -> str | None:
         site = self._step.sites[tensor]
         return None if site is None else site.role
-
-    def _without_source(self, tensor: int) -> Finiteness:
-        """Returns the state of a parameter or buffer; clean if it already held the values when the step began."""
-        state = self.memory.read(tensor)
-        has_held = any(self.events[origin].tensor == tensor for origin in state.origins)
-        return Finiteness() if has_held else state
 
     def _has_integers(self, op: int) -> bool:
         """Returns whether the outputs of an op are all integer or boolean, so that they cannot be NaN."""
@@ -221,23 +294,20 @@ class _Tracer:
                 measured.add(slot)
             if state is not None:  # else the output is a view, whose state memory already has
                 self.memory.write(tensor, state)
-                is_loaded = self._step.ops.phase[op] < 0 and self._role_of(tensor) in MODEL_STATE
-                for event in map(self.events.__getitem__, state.origins):
-                    event.unread.setdefault(self.memory.storage_of(tensor), []).append(tensor)
-                    event.loaded = tensor if is_loaded and event.loaded is None else event.loaded
+                if state.kind == BAD:
+                    self.memory.keep_unread(tensor, state.events)
+                    if self._step.ops.phase[op] < 0 and self._role_of(tensor) in MODEL_STATE:
+                        self._note_loaded(tensor, state.events)
             held = self.memory.read(tensor) if state is None else state
             is_bad |= held.kind == BAD
             if held.kind == BAD and self._step.ops.phase[op] == _BACKWARD:
                 self._gradients.append((tensor, held))
         return is_bad
 
-    def _mark_read(self, event: Origin, read: list[int]) -> None:
-        for other in read:
-            storage = self.memory.storage_of(other)
-            unread = event.unread.pop(storage, [])
-            unread = [tensor for tensor in unread if not self.memory.do_overlap(tensor, other)]
-            if unread:
-                event.unread[storage] = unread
+    def _note_loaded(self, tensor: int, events: Events) -> None:
+        for number in list_events(events & ~self._loaded):
+            self.events[number].loaded = tensor
+        self._loaded |= events
 
     def _judge(
         self, op: int, slot: str, tensor: int, inputs: _Inputs, worst: Finiteness
@@ -253,10 +323,10 @@ class _Tracer:
             return Finiteness()
         if self._step.is_internal[tensor]:
             return self._judge_internal(op)
-        masks = self._find_masks(name, inputs, worst) if counts.nan else frozenset()
+        masks = self._find_masks(name, inputs, worst) if counts.nan else 0
         if worst.kind == BAD and not masks:
-            if counts.nan and not worst.others:
-                self.events[worst.origin].became_nan = True
+            if counts.nan and worst.events.bit_count() == 1:
+                self.events[worst.events.bit_length() - 1].became_nan = True
             return worst
         made = Origin(PRODUCER, op, slot, tensor, counts)
         if not counts.nan and (meant := self._find_meant(op, name, inputs, worst)) is not None:
@@ -264,8 +334,7 @@ class _Tracer:
             return self._note_meant(made) if is_scalar and name in FILLS else meant
         if (constant := self._find_constant(name, made, worst)) is not None:
             return constant
-        self.events.append(replace(self._blame(made, inputs, worst), masks=masks))
-        return Finiteness(BAD, len(self.events) - 1)
+        return self._add_event(replace(self._blame(made, inputs, worst), masks=masks))
 
     def _note_meant(self, constant: Origin) -> Finiteness:
         """Registers an intended infinity, and returns its state."""
@@ -287,7 +356,7 @@ class _Tracer:
         name = self._names[made.op]
         if worst.kind == UNSEEN:
             if worst.origin >= 0:
-                self.memory.write(worst.origin, Finiteness(BAD, len(self.events)))
+                self.memory.write(worst.origin, Finiteness(BAD, 1 << len(self.events)))
             return replace(made, kind=FIRST_SEEN, unseen=worst.origin)
         args = self._step.op_args[made.op]
         is_constant = holds_nan(args) or holds_infinity(args)
@@ -313,12 +382,15 @@ class _Tracer:
         counts = self._counts.of_output(tensor)
         return counts is not None and counts.max == math.inf
 
-    def _find_masks(self, name: str, inputs: _Inputs, worst: Finiteness) -> frozenset[int]:
+    def _find_masks(self, name: str, inputs: _Inputs, worst: Finiteness) -> Events:
         """Returns the events whose -inf a softmax reads as masks, if it reads no others; a full mask gives NaN."""
         is_softmax = name in SOFTMAX or is_attention(name)
-        are_masks = all(self.events[origin].is_mask(self._names) for origin in worst.origins)
-        reads_infinity = any(self._holds_infinity(tensor) for _, tensor, state in inputs if state.kind == BAD)
-        return worst.origins if is_softmax and are_masks and not reads_infinity else frozenset()
+        if not is_softmax or any(
+            self._holds_infinity(tensor) for _, tensor, state in inputs if state.kind == BAD
+        ):
+            return 0
+        are_masks = all(self.events[number].is_mask(self._names) for number in list_events(worst.events))
+        return worst.events if are_masks else 0
 
     def _judge_internal(self, op: int) -> Finiteness:
         """Returns the state of an internal output: bad if the op's first output is bad, else intended."""
@@ -358,5 +430,4 @@ class _Tracer:
         if role != PARAMETER and (not counts.nan or (role == LEAF and counts.numel == 1)):
             # A mask or a constant is intended; if it becomes NaN, the op that made the NaN is to be named.
             return self._note_meant(Origin(SOURCE, op, slot, tensor, counts))
-        self.events.append(Origin(SOURCE, op, slot, tensor, counts))
-        return Finiteness(BAD, len(self.events) - 1)
+        return self._add_event(Origin(SOURCE, op, slot, tensor, counts))

@@ -1,6 +1,7 @@
 """Reads the rows of one step of a recording; batches without rows of the step are skipped."""
 
 import math
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import cache, cached_property, lru_cache
@@ -15,6 +16,7 @@ from ...recording.meta import RunMeta
 from ...recording.phase import FORWARD, PHASES
 from ...recording.protocols import RecordingData
 from ...recording.raw_tensor import RawTensor
+from ...recording.role import LOSS
 from .calls import Calls, outermost_calls
 from .columns import Bools, Column, Rows, column_of, find_rows, ranges
 from .op_flow import OpFlow, read_op_flow
@@ -201,6 +203,28 @@ class OneStep:
         return order
 
     @cached_property
+    def follows(self) -> Column:
+        """For each op, the phase of the last op with one before it; -1 for none."""
+        order = np.array(self.order, np.int64)
+        phase = self.ops.phase[order]
+        last = np.maximum.accumulate(np.where(phase >= 0, np.arange(len(order)), -1))
+        follows = np.full(len(order), -1)
+        follows[order[1:]] = np.append(phase, -1)[last[:-1]]
+        return follows
+
+    @cached_property
+    def backwards_began(self) -> Column:
+        """For each backward, the `order` of its first loss, which is measured as the backward begins."""
+        values = self.table("values")
+        order, rows = column_of(values, "order"), np.flatnonzero(self.is_of(LOSS))
+        rows = rows[np.argsort(order[rows], kind="stable")]
+        slots = [self.run.sites[site].slot for site in column_of(values, "site_id")[rows].tolist()]
+        # The losses of one backward have ascending slots: [0], [1].
+        is_first = [number == 0 or slot <= slots[number - 1] for number, slot in enumerate(slots)]
+        first: Column = order[rows[is_first]]
+        return first
+
+    @cached_property
     def op_args(self) -> list[str]:
         """The template of each op's arguments."""
         return list(self.table("ops")["args"].to_pylist())
@@ -261,12 +285,26 @@ class OneStep:
 
     def find_shown(self, tensor: int) -> int | None:
         """Returns the tensor behind a view, if the op that made the view read it and wrote nothing; None otherwise."""
-        storage = self.regions[tensor].storage
-        for _, other in self.reads.get(int(self.tensors.producer[tensor]), ()):
-            is_shared = storage is not None and self.regions[other].storage == storage
-            if is_shared and self.versions[tensor] <= self.versions[other]:
-                return other
-        return None
+        return self._shown.get(tensor)
+
+    @cached_property
+    def _shown(self) -> Mapping[int, int]:
+        """For each view, the first tensor in its memory that its op read, and that is not of an older version."""
+        shown: dict[int, int] = {}
+        for op, returned in self.returns.items():
+            newer: dict[int | None, list[tuple[int, int]]] = defaultdict(
+                list
+            )  # by storage, newer than those before
+            for _, read in self.reads.get(op, ()):
+                storage, version = self.regions[read].storage, self.versions[read]
+                if storage is not None and (not newer[storage] or version > newer[storage][-1][0]):
+                    newer[storage].append((version, read))
+            for _, tensor in returned:
+                reads = newer.get(self.regions[tensor].storage, ())
+                first = bisect_left(reads, (self.versions[tensor],))
+                if first < len(reads):
+                    shown[tensor] = reads[first][1]
+        return shown
 
     def find_leaf(self, tensor: int) -> int | None:
         """Returns the leaf of which a tensor is a view or a copy, through any number of ops; None if an op made it."""
