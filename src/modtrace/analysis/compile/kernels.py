@@ -11,7 +11,7 @@ import numpy as np
 from ...recording.phase import BACKWARD, FORWARD
 from ...recording.protocols import RecordingData
 from ..tables.columns import column_of
-from ..tables.placement import merge_wrappers
+from ..tables.placement import read_modules
 from .compilations import name_module
 
 
@@ -92,7 +92,7 @@ def find_compiled_before(data: RecordingData, *, step: int | None) -> tuple[str,
 
 
 def _name_modules(data: RecordingData) -> dict[int, str]:
-    modules = merge_wrappers(data.table("modules").to_pylist())
+    modules = read_modules(data)
     return {module_id: name_module(module) for module_id, module in modules.items()}
 
 

@@ -27,7 +27,7 @@ def fold(tree: ModuleTree, *, listed: int = LISTED) -> ModuleTree:
     def fold_node(node: ModuleNode, children: Sequence[_Signed]) -> _Signed:
         shape = (*_own_shape(node), tuple((child.label, number) for child, number in children))
         folded = tuple(chain.from_iterable(_fold_run(run, listed) for run in _find_runs(children)))
-        return replace(node, children=folded), shapes.setdefault(shape, len(shapes))
+        return replace(node, children=folded) if folded else node, shapes.setdefault(shape, len(shapes))
 
     return replace(tree, roots=tuple(node for node, _ in rebuild(tree.roots, fold_node)))
 

@@ -171,15 +171,16 @@ def _assemble(
     for _, _, index in order:
         below[places[index].parent].append(index)
     labels, roots = label_places(places), name_roots(places)
+    phases = [phase for phase in MODULE_PHASES if phase in times.phases]
     made: dict[int, _Assembled] = {}
     for index in children_first(below[NOWHERE], below.__getitem__):
         place = places[index]
         children = [made.pop(child) for child in below[index] if child in made]
-        rows = {phase: _rows_of(times.at(index, phase), phase, children, times) for phase in MODULE_PHASES}
+        rows = {phase: _rows_of(times.at(index, phase), phase, children, times) for phase in phases}
         values = summaries.get(index)
         was_called = any(len(of_phase) for of_phase in rows.values())
         if children or was_called or (values is not None and values.at_calls):
-            sums = {phase: times.sum_up(times.at(index, phase), total=rows[phase]) for phase in MODULE_PHASES}
+            sums = {phase: times.sum_up(times.at(index, phase), total=rows[phase]) for phase in phases}
             node = ModuleNode(
                 path=place.path,
                 root=roots.get(place.module.root_id, ""),
@@ -189,9 +190,9 @@ def _assemble(
                 parameters=place.module.parameters,
                 called=any(of_phase.calls for of_phase in sums.values()),
                 same_as=place.module.path if place.is_alias else None,
-                forward=sums[FORWARD],
-                backward=sums[BACKWARD],
-                recompute=sums[RECOMPUTE],
+                forward=sums.get(FORWARD, NO_CALLS),
+                backward=sums.get(BACKWARD, NO_CALLS),
+                recompute=sums.get(RECOMPUTE, NO_CALLS),
                 values=values,
                 children=tuple(child.node for child in children),
             )

@@ -23,10 +23,12 @@ class TypeTimes(ByPhase[PhaseTimes]):
 def build_type_table(tree: ModuleTree) -> tuple[TypeTimes, ...]:
     """Returns the types of the modules that were called, by descending self time."""
     modules: dict[str, set[int]] = defaultdict(set)
+    phases = set[str]()
     for _, node in iterate_nodes(tree.roots):
         if node.called:
             modules[node.type].add(node.module_id)
-    sums = {phase: _sum_phase(tree.roots, phase) for phase in MODULE_PHASES}
+            phases.update(phase for phase in MODULE_PHASES if node.phase(phase).calls)
+    sums = {phase: _sum_phase(tree.roots, phase) if phase in phases else {} for phase in MODULE_PHASES}
     rows = [
         TypeTimes(
             type=name,

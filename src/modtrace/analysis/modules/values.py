@@ -43,6 +43,8 @@ class StepValues:
 
     def take_once(self, rows: Rows) -> Rows:
         """Returns one row for each measurement, in the order of the rows."""
+        if len(rows) < 2:
+            return rows
         _, first = np.unique(self.rows.moment[rows], return_index=True)
         return rows[np.sort(first)]
 
@@ -81,12 +83,13 @@ def summarize_values(values: StepValues, calls: Calls) -> Mapping[int, ValueSumm
     summaries: dict[int, ValueSummary] = {}
     inside: dict[int, list[_Inside]] = {}
     parents = np.array([place.parent for place in placer.places], np.int64)
+    parent_of: list[int] = parents.tolist()
     for level in reversed(list(iterate_levels(parents))):
         for place in level.tolist():
             if place in own or place in inside:
                 summary, around = _summarize(values, own.get(place, {}), inside.pop(place, []))
                 summaries[place] = summary
-                inside.setdefault(int(parents[place]), []).append(around)
+                inside.setdefault(parent_of[place], []).extend([] if around is _NOTHING_INSIDE else [around])
     return summaries
 
 
@@ -97,6 +100,9 @@ class _Inside:
     parameters: Rows
     parameter_gradients: Rows
     nonfinite: Rows
+
+
+_NOTHING_INSIDE = _Inside(_NO_ROWS, _NO_ROWS, _NO_ROWS)
 
 
 def _group(values: StepValues, place: Rows, placer: Placer) -> Mapping[int, Mapping[int, Rows]]:
@@ -118,40 +124,46 @@ def _group(values: StepValues, place: Rows, placer: Placer) -> Mapping[int, Mapp
 def _summarize(
     values: StepValues, own: Mapping[int, Rows], inside: Sequence[_Inside]
 ) -> tuple[ValueSummary, _Inside]:
-    stats, rows = values.stats, [own.get(kind, _NO_ROWS) for kind in range(len(KINDS))]
-    bad = [of_kind[stats.nonfinite[of_kind] > 0] for of_kind in rows]
+    stats = values.stats
+    bad = {
+        kind: rows for kind, own_rows in own.items() if len(rows := own_rows[stats.nonfinite[own_rows] > 0])
+    }
     bad_inside = values.join([part.nonfinite for part in inside])
-    around = _Inside(
-        values.join([rows[_PARAMETER], *(part.parameters for part in inside)]),
-        values.join([rows[_PARAMETER_GRADIENT], *(part.parameter_gradients for part in inside)]),
-        values.join([*bad, bad_inside]),
-    )
-    outputs, gradients = rows[_OUTPUT], rows[_GRADIENT]
+    around = _NOTHING_INSIDE
+    if inside or bad or not own.keys().isdisjoint((_PARAMETER, _PARAMETER_GRADIENT)):
+        around = _Inside(
+            values.join([own.get(_PARAMETER, _NO_ROWS), *(part.parameters for part in inside)]),
+            values.join(
+                [own.get(_PARAMETER_GRADIENT, _NO_ROWS), *(part.parameter_gradients for part in inside)]
+            ),
+            values.join([*bad.values(), bad_inside]),
+        )
+    outputs, gradients = own.get(_OUTPUT, _NO_ROWS), own.get(_GRADIENT, _NO_ROWS)
     slot = values.rows.slot
-    of_output, of_gradient = (dict(split_rows(part, slot[part])) for part in (outputs, gradients))
+    codes = dict.fromkeys([*slot[outputs].tolist(), *slot[gradients].tolist()])
+    output, gradient = values.merge(outputs), values.merge(gradients)
     # A parameter counts as it was first measured.
     summary = ValueSummary(
-        output=values.merge(outputs),
-        gradient=values.merge(gradients),
+        output=output,
+        gradient=gradient,
         parameters=values.merge(around.parameters),
         parameter_gradients=values.merge(around.parameter_gradients),
         slots=tuple(
             SlotValues(
                 slot=values.rows.slots[code],
-                output=values.merge(of_output.get(code, _NO_ROWS)),
-                gradient=values.merge(of_gradient.get(code, _NO_ROWS)),
+                output=output if len(codes) == 1 else values.merge(outputs[slot[outputs] == code]),
+                gradient=gradient if len(codes) == 1 else values.merge(gradients[slot[gradients] == code]),
             )
-            for code in dict.fromkeys(slot[np.append(outputs, gradients)].tolist())
+            for code in codes
         ),
         nonfinite=tuple(
             NonFiniteCount(
-                kind=kind,
-                nan_count=int(stats.nan_count[of_kind].sum()),
-                inf_count=int(stats.inf_count[of_kind].sum()),
+                kind=KINDS[kind],
+                nan_count=int(stats.nan_count[rows].sum()),
+                inf_count=int(stats.inf_count[rows].sum()),
             )
-            for kind, of_kind in zip(KINDS, bad, strict=True)
-            if len(of_kind)
+            for kind, rows in sorted(bad.items())
         ),
-        nonfinite_inside=int(stats.nonfinite[bad_inside].sum()),
+        nonfinite_inside=int(stats.nonfinite[bad_inside].sum()) if len(bad_inside) else 0,
     )
     return summary, around

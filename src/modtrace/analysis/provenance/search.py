@@ -17,7 +17,7 @@ from ..tables.columns import ArrowTable, RowFinder, column_of
 from ..tables.inside import find_unseen
 from ..tables.one_step import IndexedTables, OneStep
 from ..tables.op_rules import SHAPES_ONLY, UNSCALES
-from ..tables.placement import merge_wrappers
+from ..tables.placement import read_modules
 from ..values.nonfinite import OVERFLOW, SOURCE, NonFinite, describe_row, require_measured
 from .answer import build_answer
 from .earlier_steps import EarlierSteps
@@ -338,7 +338,7 @@ def _is_of_region(step: OneStep, row: int) -> bool:
     compiled, parent = column_of(calls, "compiled") == 1, column_of(calls, "parent_call_id")
     if not compiled.any():
         return False
-    modules = merge_wrappers(step.table("modules").to_pylist())
+    modules = read_modules(step)
     of_call = [modules.get(number) for number in column_of(calls, "module_id").tolist()]
     find_call, module = RowFinder(column_of(calls, "call_id")), None
     [call] = find_call(column_of(step.table("values"), "call_id")[[row]])

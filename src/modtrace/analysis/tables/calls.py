@@ -204,6 +204,8 @@ class CallOrder:
 
     def outermost(self, rows: Rows) -> Rows:
         """Returns those of the rows `rows` that are inside no other of them."""
+        if len(rows) < 2:
+            return rows
         rows = rows[np.argsort(self.number[rows])]
         reached = np.maximum.accumulate(self.last[rows])
         is_outer = np.ones(len(rows), bool)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -93,9 +94,12 @@ def count_before(keys: Rows, order: Rows | None = None) -> Rows:
 
 def split_rows(rows: Rows, keys: Column) -> Iterable[tuple[int, Rows]]:
     """Yields each key in ascending order, with the rows that have it in their original order."""
+    if len(rows) < 2:
+        return zip(keys.tolist(), [rows], strict=False)
     order = np.argsort(keys, kind="stable")
     distinct, first = np.unique(keys[order], return_index=True)
-    groups = np.split(rows[order], first[1:]) if len(rows) else []
+    ordered, bounds = rows[order], [*first.tolist(), len(rows)]
+    groups = (ordered[begin:end] for begin, end in pairwise(bounds))
     return zip(distinct.tolist(), groups, strict=True)
 
 

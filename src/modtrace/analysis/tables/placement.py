@@ -4,12 +4,13 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from ...recording.module_path import is_below, join, path_below
 from ...recording.protocols import RecordingData
-from .columns import Column, Rows
+from .columns import ArrowTable, Column, Rows
 
 NO_MODULE = -1
 NOWHERE = -1
@@ -27,8 +28,7 @@ NO_PLACE_NAMES = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Module:
+class Module(NamedTuple):
     """A registered module. A wrapper and the module that it wraps count as one."""
 
     module_id: int
@@ -41,8 +41,7 @@ class Module:
     parameters: int | None = None
 
 
-@dataclass(frozen=True)
-class TreePlace:
+class TreePlace(NamedTuple):
     """A place in the module tree: a module under one of its paths."""
 
     module: Module
@@ -63,9 +62,23 @@ def merge_wrappers(rows: Sequence[Mapping[str, Any]]) -> dict[int, Module]:
         chains[outermost].append(by_id[module_id])
     merged: dict[int, Module] = {}
     for outermost, chain in chains.items():
-        chain.sort(key=lambda row: (row["module_id"] != outermost, len(row["raw_path"])))
-        merged.update(dict.fromkeys((row["module_id"] for row in chain), _merge(chain)))
+        if len(chain) > 1:
+            chain.sort(key=lambda row: (row["module_id"] != outermost, len(row["raw_path"])))
+        merged.update(dict.fromkeys([row["module_id"] for row in chain], _merge(chain)))
     return merged
+
+
+def read_modules(data: RecordingData) -> dict[int, Module]:
+    """Returns the modules of a recording by id; see `merge_wrappers`. A view asks for them up to eight times."""
+    table = data.table("modules")
+    known = _modules_read.get(data)
+    if known is None or known[0] is not table:
+        known = _modules_read[data] = table, merge_wrappers(table.to_pylist())
+    return known[1]
+
+
+#: By recording, its modules with the table that they were read from.
+_modules_read: WeakKeyDictionary[RecordingData, tuple[ArrowTable, dict[int, Module]]] = WeakKeyDictionary()
 
 
 def _find_outermost(by_id: Mapping[int, Mapping[str, Any]]) -> dict[int, int]:
@@ -128,7 +141,7 @@ class Placer:
     """Finds the places of called modules in the module tree, and adds places for shared and unknown modules."""
 
     def __init__(self, data: RecordingData) -> None:
-        self.modules = modules = merge_wrappers(data.table("modules").to_pylist())
+        self.modules = modules = read_modules(data)
         distinct = list({module.module_id: module for module in modules.values()}.values())
         self._main = {module.module_id: index for index, module in enumerate(distinct)}
         self.places = [TreePlace(module, module.path, self._registered_in(module)) for module in distinct]

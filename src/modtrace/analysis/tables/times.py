@@ -34,8 +34,20 @@ class CallTimes:
         self._step = step
         self._order = number_calls(calls.levels, calls.parent)
         self._rows = _group(calls)
-        self._within_wrapper = _is_within_wrapper(calls)
-        self._self_ns = _own_times(calls)
+        #: The phases in which calls of the step ran at some place.
+        self.phases = frozenset(PHASES[phase] for _, phase in self._rows)
+        is_counted = ~_is_within_wrapper(calls)
+        #: For each call: its time, its own time, and 1 if it counts, if it has not ended, and if it raised.
+        self._sums = np.stack(
+            [
+                calls.duration_ns,
+                _own_times(calls),
+                is_counted,
+                is_counted & ~calls.ended,
+                is_counted & calls.raised,
+            ],
+            axis=1,
+        ).astype(np.int64)
 
     def at(self, place: int, phase: str) -> Rows:
         """Returns the calls of the step at a place."""
@@ -49,18 +61,22 @@ class CallTimes:
         """Returns the summed times of the calls `rows`; the total is summed over the calls `total`."""
         if not len(rows) and not len(total):
             return NO_CALLS
-        calls = self._calls
-        counted = rows[~self._within_wrapper[rows]]
-        total_ns = int(calls.duration_ns[total].sum())
+        total_ns, self_ns, calls, unfinished, raised = self._add_up(rows)
+        if total is not rows:
+            total_ns = self._add_up(total)[0]
         step_ns = self._step.duration_ns if self._step else None
         return PhaseTimes(
-            calls=len(counted),
+            calls=calls,
             total_ns=total_ns,
-            self_ns=int(self._self_ns[rows].sum()),
+            self_ns=self_ns,
             share=total_ns / step_ns if step_ns else None,
-            unfinished=int(np.count_nonzero(~calls.ended[counted])),
-            raised=int(np.count_nonzero(calls.raised[counted])),
+            unfinished=unfinished,
+            raised=raised,
         )
+
+    def _add_up(self, rows: Rows) -> list[int]:
+        sums: list[int] = (self._sums[rows[0]] if len(rows) == 1 else self._sums[rows].sum(axis=0)).tolist()
+        return sums
 
     def of_phase(self, phase: str) -> PhaseTimes:
         """Returns the summed times of a phase's calls that are inside no other call of that phase."""
