@@ -1,13 +1,15 @@
 """Runs a script or a module as `python` would: its own `__main__`, arguments, exit code and traceback."""
 
+import builtins
 import importlib.abc
 import importlib.util
 import os
+import pkgutil
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any
@@ -31,7 +33,7 @@ class Program:
         file: its source file.
         argv: its `sys.argv`.
         search_path: the first entry of `sys.path` while it runs.
-        spec: the spec of a module that is run by name; None for a script.
+        spec: the spec of a module that is run by name, or of `__main__` in a folder or archive; None for a script.
     """
 
     stem: str
@@ -45,13 +47,16 @@ def find_script(path: str, arguments: Sequence[str]) -> Program:
     """Returns the program that `python path arguments...` would run.
 
     Raises:
-        click.ClickException: there is no such file, or it is a folder without `__main__.py`.
+        click.ClickException: there is no such file, or it is a folder or an archive without `__main__.py`.
     """
-    file = os.path.join(path, "__main__.py") if os.path.isdir(path) else path
-    if not os.path.isfile(file):
-        raise click.ClickException(f"{path}: {_what_is_wrong(path, file)}")
-    stem = Path(os.path.abspath(path)).stem
-    return Program(stem, os.path.abspath(file), (path, *arguments), os.path.dirname(os.path.realpath(file)))
+    stem, argv, place = Path(os.path.abspath(path)).stem, (path, *arguments), os.path.join(os.getcwd(), path)
+    importer = pkgutil.get_importer(place)  # None for a script
+    if importer is None and os.path.isfile(path):
+        return Program(stem, place, argv, os.path.dirname(os.path.realpath(path)))
+    spec = None if importer is None or not os.path.exists(path) else importer.find_spec("__main__")
+    if spec is None or spec.origin is None:
+        raise click.ClickException(f"{path}: {_what_is_wrong(path)}")
+    return Program(stem, spec.origin, argv, place, spec)
 
 
 def find_module(name: str, arguments: Sequence[str]) -> Program:
@@ -114,11 +119,13 @@ def _run(
     return None
 
 
-def _what_is_wrong(path: str, file: str) -> str:
+def _what_is_wrong(path: str) -> str:
     if os.path.isfile(os.path.join(path, HEADER)):
         return "this is a recording: look at it with modtrace show; record takes the script to run"
-    if file != path:
+    if os.path.isdir(path):
         return "this is a folder without a __main__.py; give the script to run"
+    if os.path.exists(path):
+        return "this is an archive without a __main__.py; give the script to run"
     return f"there is no such script (looked from {os.getcwd()})"
 
 
@@ -133,23 +140,33 @@ def _find_spec(name: str) -> ModuleSpec | None:
 
 def _become_main(program: Program) -> dict[str, Any]:
     """Installs a fresh `__main__` module, so that pickling and spawned workers find the program's names."""
-    main = ModuleType("__main__")
+    main, spec = ModuleType("__main__"), program.spec
     main.__file__ = program.file
-    main.__dict__["__builtins__"] = __builtins__
-    main.__spec__ = program.spec
-    if program.spec is not None:
-        main.__loader__ = program.spec.loader
-        main.__package__ = program.spec.parent
+    main.__spec__ = spec
+    main.__loader__ = SourceFileLoader("__main__", program.file) if spec is None else spec.loader
+    main.__package__ = None if spec is None else spec.parent
+    main.__dict__["__builtins__"] = builtins
+    ours = vars(sys.modules["__main__"])
+    if "__annotations__" in ours:  # Python 3.14 makes it when it is asked for
+        main.__annotations__ = {}
+    if "__cached__" in ours:
+        main.__dict__["__cached__"] = None if spec is None else spec.cached
     sys.modules["__main__"] = main
     sys.argv[:] = program.argv
-    _set_search_path(program.search_path)
+    _set_search_path(program.search_path, is_needed=spec is not None and spec.name == "__main__")
     return main.__dict__
 
 
-def _set_search_path(first: str) -> None:
-    """Puts the program's folder in place of the folder of the `modtrace` script."""
-    if not getattr(sys.flags, "safe_path", False):  # the option -P exists since Python 3.11
+def _set_search_path(first: str, *, is_needed: bool = False) -> None:
+    """Puts the program's folder in place of the folder of the `modtrace` script.
+
+    The option -P (`safe_path`), which exists since Python 3.11, leaves both out, except a folder or an archive that is
+    run.
+    """
+    if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = first
+    elif is_needed:
+        sys.path.insert(0, first)
 
 
 def _compile(program: Program) -> CodeType:
@@ -168,11 +185,24 @@ def _show(error: BaseException, namespace: dict[str, Any]) -> Ending:
     while trace is not None and trace.tb_frame.f_globals is not namespace:
         trace = trace.tb_next
     _leave_out_ours(trace)
+    known, waiting = {id(error)}, _errors_behind(error)
+    while waiting:
+        behind = waiting.pop()
+        if id(behind) not in known:
+            known.add(id(behind))
+            _leave_out_ours(behind.__traceback__)
+            waiting += _errors_behind(behind)
     return print_ending(error, trace)
 
 
+def _errors_behind(error: BaseException) -> list[BaseException]:
+    """Returns the errors that are printed together with one: its cause, its context, and those of a group."""
+    found = [error.__cause__, error.__context__, *getattr(error, "exceptions", ())]
+    return [one for one in found if isinstance(one, BaseException)]
+
+
 def _leave_out_ours(trace: TracebackType | None) -> None:
-    """Removes modtrace's frames from a traceback, because a recorded op runs below one."""
+    """Removes modtrace's frames from a traceback, because a backward runs below two."""
     while trace is not None:
         inner = trace.tb_next
         while inner is not None and inner.tb_frame.f_code.co_filename.startswith(_OURS):

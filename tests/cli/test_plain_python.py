@@ -1,0 +1,104 @@
+"""A program that is recorded sees what plain Python would show it: its globals, its archive, its tracebacks."""
+
+import subprocess
+import sys
+import zipapp
+import zipfile
+from pathlib import Path
+
+import pytest
+
+SHOW = """
+import sys
+import torch
+print(sorted(globals()))
+print(__name__, __file__, repr(__package__), __spec__ and (__spec__.name, __spec__.origin), __cached__)
+print(type(__loader__), type(__builtins__), __annotations__, sys.argv, sys.path[0])
+import {helper}
+{helper}.run()
+"""
+HELPER = (
+    "import torch\ndef run():\n    torch.nn.Linear(2, 2)(torch.ones(2))\n    print('the helper', __file__)\n"
+)
+
+RAISE = """
+import torch
+
+class Wrong(torch.nn.Module):
+    def forward(self, x):
+        y = (x * 2).requires_grad_()
+        y.register_hook(lambda gradient: 1 / 0)
+        y.sum().backward()
+
+def fail():
+    try:
+        Wrong()(torch.ones(2))
+    except ZeroDivisionError as error:
+        raise {raised} from error
+
+fail()
+"""
+
+
+def run(folder: Path, *arguments: str) -> tuple[str, str]:
+    """Returns what a command of Python prints, and what it says on standard error."""
+    done = subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, text=True)
+    return done.stdout, done.stderr
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Path:
+    (tmp_path / "script.py").write_text(SHOW.format(helper="helper"))
+    (tmp_path / "helper.py").write_text(HELPER)
+    folder = tmp_path / "app"
+    folder.mkdir()
+    (folder / "__main__.py").write_text(SHOW.format(helper="inner"))
+    (folder / "inner.py").write_text(HELPER)
+    zipapp.create_archive(folder, tmp_path / "app.pyz", interpreter="/usr/bin/env python3")
+    package = tmp_path / "pack"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "__main__.py").write_text(SHOW.format(helper="helper"))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "program",
+    [["script.py"], ["./script.py"], ["app"], ["./app/"], ["app.pyz"], ["-m", "pack"], ["-m", "script"]],
+    ids=" ".join,
+)
+def test_program_sees_the_globals_and_paths_that_python_gives_it(programs: Path, program: list[str]) -> None:
+    plain, error = run(programs, *program, "one")
+    assert "the helper" in plain, error
+    assert run(programs, "-m", "modtrace", "record", "-q", "-o", "run", *program, "one") == (plain, "")
+
+
+def test_archive_without_a_main_is_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "none.zip", "w") as archive:
+        archive.writestr("inner.py", "")
+    _, error = run(tmp_path, "-m", "modtrace", "record", "none.zip")
+    assert "none.zip: this is an archive without a __main__.py; give the script to run" in error
+
+
+@pytest.mark.parametrize(
+    "raised",
+    [
+        "RuntimeError('behind')",
+        pytest.param(
+            "ExceptionGroup('many', [error, ValueError('other')])",
+            marks=pytest.mark.skipif(sys.version_info < (3, 11), reason="groups exist since Python 3.11"),
+        ),
+    ],
+    ids=["cause", "group"],
+)
+def test_no_frame_of_ours_shows_below_an_uncaught_error(tmp_path: Path, raised: str) -> None:
+    (tmp_path / "script.py").write_text(RAISE.format(raised=raised))
+    _, plain = run(tmp_path, "script.py")
+    _, shown = run(tmp_path, "-m", "modtrace", "record", "-q", "--ops", "-o", "run", "script.py")
+    assert "ZeroDivisionError" in shown
+    assert "modtrace/collect" not in shown
+
+    def own_lines(text: str) -> list[str]:
+        return [line for line in text.splitlines() if "script.py" in line]
+
+    assert own_lines(shown) == own_lines(plain)
