@@ -124,7 +124,7 @@ def check_closing_line(rec: Any, said: str) -> None:
         assert lines.pop() == advice
     assert re.sub(r"\d+\.\d MB", "SIZE MB", lines[-1]) == (
         f"modtrace: recorded {steps} steps, {rows:,} rows, SIZE MB. "
-        "Look at it with: modtrace show run.modtrace"
+        f"Look at it with: modtrace {'ranks' if rec.meta.world_size > 1 else 'show'} run.modtrace"
     )
     assert rec.meta.complete
     assert rec.meta.marks == ()
@@ -215,4 +215,6 @@ def test_launcher_that_is_recorded_itself_says_that_its_ranks_are_not(tmp_path: 
 
 
 def said_at_the_end(done: "subprocess.CompletedProcess[str]") -> list[str]:
-    return [line for line in done.stderr.splitlines() if line.startswith("modtrace: recorded ")]
+    """The closing lines of all ranks, by rank, without its number."""
+    lines = sorted(line for line in done.stderr.splitlines() if ": recorded " in line)
+    return [re.sub(r"^modtrace: rank \d+: ", "modtrace: ", line) for line in lines]
