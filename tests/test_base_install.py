@@ -65,6 +65,7 @@ NEEDS = {
     "write_plot": "matplotlib",
     "plot run.modtrace -o plot.png": "matplotlib",
     "compare run.modtrace run.modtrace --step 0:1 -o growth.png": "matplotlib",
+    "query run.parquet missing-steps": "duckdb",
     "record --quiet --to recorded.modtrace script.py": "torch",
     "verify factory:make": "torch",
 }
@@ -171,7 +172,7 @@ def full_answers(recording: Path, tmp_path_factory: pytest.TempPathFactory) -> d
 def test_what_lies_in_the_build_folder_is_not_installed(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert [name for name in names if name.startswith("modtrace/old_")] == []
-    assert len([name for name in names if name.endswith(".so")]) == 8
+    assert len([name for name in names if name.endswith(".so")]) == 9
     sources = {
         f"modtrace/measure/{name}"
         for name in (

@@ -122,9 +122,12 @@ def check_closing_line(rec: Any, said: str) -> None:
     if any(values["nan_count"].to_pylist()):
         advice = "modtrace: it holds NaN or infinite values. Do they matter? modtrace nonfinite run.modtrace"
         assert lines.pop() == advice
+    command = "ranks" if rec.meta.world_size > 1 else "show"
+    advice = (
+        "" if rec.meta.rank else f" Look at it with: modtrace {command} run.modtrace"
+    )  # once for all ranks
     assert re.sub(r"\d+\.\d MB", "SIZE MB", lines[-1]) == (
-        f"modtrace: recorded {steps} steps, {rows:,} rows, SIZE MB. "
-        f"Look at it with: modtrace {'ranks' if rec.meta.world_size > 1 else 'show'} run.modtrace"
+        f"modtrace: recorded {steps} steps, {rows:,} rows, SIZE MB.{advice}"
     )
     assert rec.meta.complete
     assert rec.meta.marks == ()

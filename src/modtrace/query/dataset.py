@@ -12,6 +12,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from ..errors import DamagedRecordingError, RecordingError, RecordingNotFoundError, system_errors
+from ..optional import require
 from ..recording.options.schedule import to_step_range
 from ..recording.suggestions import did_you_mean, first_few
 from ..store.export import RUNS
@@ -106,6 +107,7 @@ def open_dataset(
         raise ValueError(
             f"engine={engine!r}: there are {' and '.join(ENGINES)}.{did_you_mean(engine, ENGINES)}"
         )
+    require({"duckdb": "duckdb", "spark": "pyspark"}[engine], f"engine={engine!r}")
     text, chosen = os.fspath(path).rstrip("/"), None if steps is None else to_step_range(steps)
     complete, all_ranks = _find_ranks(text, storage_options)
     if run is not None and run not in complete:

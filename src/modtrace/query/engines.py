@@ -45,7 +45,7 @@ class DuckDB:
     def __init__(
         self, path: str, *, memory_limit: str | None = None, storage_options: Mapping[str, Any] | None = None
     ) -> None:
-        self._duckdb = require("duckdb", "a dataset")
+        self._duckdb = require("duckdb", "engine='duckdb'")
         self._spilled = tempfile.mkdtemp(prefix="modtrace-query-")
         config = {"temp_directory": self._spilled, "preserve_insertion_order": "false"}
         if memory_limit is not None:
