@@ -12,7 +12,14 @@ from helpers.programs import load_model_explorer, needs_program
 PROJECT = Path(__file__).parent.parent
 
 #: What CI makes, in this order.
-MAKES = ["make test", "make test-device", "make viewer", "make test-browser", "make test-compile"]
+MAKES = [
+    "make test",
+    "make test-device",
+    "make viewer",
+    "make test-browser",
+    "make test-compile",
+    "make test-spark",
+]
 
 
 def test_program_that_is_there_is_found() -> None:
@@ -60,6 +67,7 @@ def bare_machine(tmp_path: Path) -> Path:
         (programs / name).symlink_to(str(shutil.which(name)))
     _add_program(programs, "make", 'echo "make $*"')
     _add_program(programs, "chromium", "exit 0")
+    _add_program(programs, "java", "exit 0")
     _add_program(programs, "git", "exit 0")
     (tmp_path / ".ci").mkdir()
     shutil.copy(PROJECT / ".ci" / "run", tmp_path / ".ci" / "run")
@@ -91,7 +99,8 @@ def test_ci_installs_nothing_where_the_program_is_there(bare_machine: Path) -> N
 
 
 def test_ci_installs_the_missing_programs_as_root(bare_machine: Path) -> None:
-    (bare_machine / "bin" / "chromium").unlink()
+    for name in ("chromium", "java"):
+        (bare_machine / "bin" / name).unlink()
     _add_program(bare_machine / "bin", "id", "echo 0")
     _add_program(bare_machine / "bin", "apt-get", 'echo "apt-get $*"')
     assert run_ci(bare_machine) == [
@@ -101,6 +110,9 @@ def test_ci_installs_the_missing_programs_as_root(bare_machine: Path) -> None:
         ".ci/run: chromium is missing; installing chromium with apt-get",
         "apt-get update -qq",
         "apt-get install -y -qq --no-install-recommends chromium",
+        ".ci/run: java is missing; installing default-jre-headless with apt-get",
+        "apt-get update -qq",
+        "apt-get install -y -qq --no-install-recommends default-jre-headless",
         *MAKES,
     ]
 

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import click
 
-from ..errors import system_errors
 from ..query.dataset import ENGINES, open_dataset, question_text, questions
 from ..views.text.answer_table import render_answer, render_answer_json
 from .open_run import usage_errors
@@ -19,7 +18,9 @@ _SHOWN = 20
 @click.option(
     "--sql", metavar="TEXT", help="Run this query in place of a question; `@FILE` reads it from a file."
 )
-@click.option("--run", "only_run", metavar="ID", help="Only this run. Default: all.")
+@click.option(
+    "--run", "only_run", metavar="ID", help="Only this run; the begin of its id will do. Default: all."
+)
 @click.option("--steps", metavar="START:STOP", help="Only these steps. Default: all.")
 @click.option(
     "--engine", default="duckdb", metavar=f"[{'|'.join(ENGINES)}]", help="What runs it. Default: duckdb."
@@ -47,27 +48,31 @@ def query(
     """
     if show_sql:
         with usage_errors():
-            print_text(question_text(question or dataset or ""))
+            print_text(question_text(question or dataset or "") if sql is None else f"{_read(sql)}\n")
         return
+    if dataset is None and sql is not None:
+        raise click.UsageError("give the DATASET that --sql is run on.")
     if dataset is None or (question is None and sql is None):
         print_text(wrap(_list_questions()))
         return
     if question is not None and sql is not None:
         raise click.UsageError(f"give the question {question!r} or --sql, not both.")
-    with usage_errors():
-        text = question_text(str(question)) if sql is None else _read(sql)
-        with open_dataset(
+    with (
+        usage_errors(),
+        open_dataset(
             dataset,
             engine,  # type: ignore[arg-type]  # checked there
             run=only_run,
             steps=steps,
             memory_limit=memory_limit,
-        ) as opened:
-            rows, notes = opened.sql(text), opened.notes
+        ) as opened,
+    ):
+        rows = opened.ask(str(question)) if sql is None else opened.sql(_read(sql))
+        notes = opened.notes
     if as_json:
         print_text(render_answer_json(rows.to_pylist(), notes))
         return
-    print_view(render_answer, rows.slice(0, top).to_pylist(), rows.num_rows)
+    print_view(render_answer, rows.slice(0, min(top, rows.num_rows)).to_pylist(), rows.num_rows)
     tell_marks(notes)
 
 
@@ -79,11 +84,8 @@ def _list_questions() -> str:
 def _read(sql: str) -> str:
     if not sql.startswith("@"):
         return sql
-
-    def cannot_read(error: OSError) -> Exception:
-        return click.BadParameter(
-            f"{sql[1:]}: cannot be read: {error.strerror or error}.", param_hint="--sql"
-        )
-
-    with system_errors(cannot_read):
+    try:
         return Path(sql[1:]).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is no text in UTF-8"
+        raise click.BadParameter(f"{sql[1:]}: cannot be read: {why}.", param_hint="--sql") from error

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
 from pathlib import Path
 from types import TracebackType
@@ -11,13 +11,13 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
-from ..errors import DamagedRecordingError, RecordingError, RecordingNotFoundError, system_errors
+from ..errors import DamagedRecordingError, NothingRecordedError, RecordingError, RecordingNotFoundError
 from ..optional import require
 from ..recording.options.schedule import to_step_range
 from ..recording.suggestions import did_you_mean, first_few
 from ..store.export import RUNS
 from ..store.layout import HEADER
-from ..store.object_store import open_store
+from ..store.object_store import open_store, store_errors
 from .engines import DuckDB, Engine, Spark
 from .views import tables, view_name, view_text
 
@@ -36,8 +36,11 @@ class Dataset:
     `rank`, and names that SQL does not reserve: `values` is `stats`, and its `order` is `nr` (docs/query.md).
     """
 
-    def __init__(self, engine: Engine, path: str, notes: list[str]) -> None:
+    def __init__(
+        self, engine: Engine, path: str, notes: list[str], unreadable: dict[str, RecordingError]
+    ) -> None:
         self._engine = engine
+        self._unreadable = unreadable  # by the name of the view
         self.path = path
         #: What the dataset lacks, a sentence each: ranks of which an export was cut off.
         self.notes = notes
@@ -47,9 +50,17 @@ class Dataset:
 
         Raises:
             ValueError: there is no such question.
+            NothingRecordedError: nothing is there that could answer it.
             DamagedRecordingError: a file cannot be read.
         """
-        return self.sql(question_text(question))
+        text = question_text(question)
+        answer = self.sql(text)
+        needs = text.splitlines()[1].removeprefix("-- Needs: ")
+        if not answer.num_rows and not self.sql(f"SELECT 1 AS found FROM {needs} LIMIT 1").num_rows:
+            raise NothingRecordedError(
+                f"{self.path}: nothing was recorded that could answer {question!r}: no rows of {needs}"
+            )
+        return answer
 
     def sql(self, text: str) -> pa.Table:
         """Returns the rows of a query in DuckDB's dialect of SQL, which is translated for other engines.
@@ -58,7 +69,22 @@ class Dataset:
             ValueError: the engine cannot run it.
             DamagedRecordingError: a file cannot be read.
         """
-        return self._engine.run(text)
+        try:
+            answer = self._engine.run(text)
+        except ValueError:
+            damaged = [error for view, error in self._unreadable.items() if re.search(rf"\b{view}\b", text)]
+            if damaged:
+                raise damaged[0] from None
+            raise
+        names = answer.column_names
+        if repeated := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"two columns are named {repeated[0]!r}: name one of them with AS")
+        return answer
+
+    @staticmethod
+    def questions() -> dict[str, str]:
+        """Returns the names of all questions, with a sentence on what each answers."""
+        return questions()
 
     def close(self) -> None:
         """Ends the engine. A session of Spark that was there before goes on."""
@@ -91,7 +117,7 @@ def open_dataset(
         path: a folder, or for DuckDB the URL of one on an object store, which fsspec opens; for Spark a URL that the
             session knows.
         engine: what runs the SQL: `duckdb`, in this process, or `spark`, in the active session or a local one.
-        run: only this run. None: all.
+        run: only the run whose id is this, or begins with it. None: all.
         steps: only these steps, as `record(steps=...)` takes them: `"100:200"`, a `range`, a `slice`. None: all.
         memory_limit: how much memory the engine may use, such as `"8GB"`. None: what is its default, of DuckDB 80 % of
             the machine's. What does not fit goes to temporary files.
@@ -110,10 +136,7 @@ def open_dataset(
     require({"duckdb": "duckdb", "spark": "pyspark"}[engine], f"engine={engine!r}")
     text, chosen = os.fspath(path).rstrip("/"), None if steps is None else to_step_range(steps)
     complete, all_ranks = _find_ranks(text, storage_options)
-    if run is not None and run not in complete:
-        raise ValueError(
-            f"run={run!r}: the dataset has {first_few(sorted(complete))}.{did_you_mean(run, complete)}"
-        )
+    run = None if run is None else _find_run(run, complete)
     missing = {of: ranks - complete.get(of, set()) for of, ranks in all_ranks.items()}
     left_out = {of: ranks for of, ranks in missing.items() if ranks}
     opened: Engine = (
@@ -121,11 +144,15 @@ def open_dataset(
         if engine == "spark"
         else DuckDB(text, memory_limit=memory_limit, storage_options=storage_options)
     )
+    unreadable: dict[str, RecordingError] = {}
     try:
         for table in tables():
-            source = opened.add_files(table, text)
-            view = view_text(table, source, run=run, steps=chosen, left_out=left_out)
-            opened.add_view(view_name(table), view)
+            try:
+                source = opened.add_files(table, text)
+                view = view_text(table, source, run=run, steps=chosen, left_out=left_out)
+                opened.add_view(view_name(table), view)
+            except DamagedRecordingError as error:  # it stops only those who ask for it
+                unreadable[view_name(table)] = error
     except BaseException:
         opened.close()
         raise
@@ -134,7 +161,9 @@ def open_dataset(
         for of, ranks in sorted(left_out.items())
         for rank in sorted(ranks)
     ]
-    return Dataset(opened, text, notes)
+    if chosen is not None:
+        notes.append(f"only steps {chosen} were asked: what began before them is not seen")
+    return Dataset(opened, text, notes, unreadable)
 
 
 @cache
@@ -160,16 +189,21 @@ def _read(name: str) -> str:
     return (_QUESTIONS / name).read_text(encoding="utf-8")
 
 
+def _find_run(run: str, known: Collection[str]) -> str:
+    found = [run] if run in known else [name for name in known if name.startswith(run)]
+    if len(found) != 1:
+        raise ValueError(
+            f"run={run!r}: the dataset has {first_few(sorted(known))}.{did_you_mean(run, known)}"
+        )
+    return found[0]
+
+
 def _find_ranks(
     path: str, options: Mapping[str, Any] | None
 ) -> tuple[dict[str, set[int]], dict[str, set[int]]]:
     """Returns the ranks whose exports are complete, by run, and all of which there are folders."""
     store, root = open_store(path, options)
-
-    def cannot_read(error: OSError) -> RecordingError:
-        return RecordingError(f"{path}: cannot be read: {error.strerror or error}.")
-
-    with system_errors(cannot_read):
+    with store_errors(lambda why: RecordingError(f"{path}: cannot be read: {why}.")):
         if not store.exists(root):
             raise RecordingNotFoundError(f"{path}: nothing is here. {_HOW}")
         if store.exists(f"{root}/{HEADER}"):
@@ -177,10 +211,10 @@ def _find_ranks(
         complete = _ranks(store.find(f"{root}/{RUNS}"))
         if not complete:
             raise RecordingError(f"{path}: no dataset is here, or no export to it was completed. {_HOW}")
-        steps = store.find(f"{root}/steps")
-        if old := next((file for file in steps if "/block=" not in file.removeprefix(root)), None):
+        files = store.find(f"{root}/calls")  # an export writes these first
+        if old := next((file for file in files if "/block=" not in file.removeprefix(root)), None):
             raise DamagedRecordingError(f"{old}: an older modtrace wrote this. Export its run again.")
-        return complete, _ranks(steps)
+        return complete, _ranks(files)
 
 
 #: The folder of a rank, in the path of a file of it.

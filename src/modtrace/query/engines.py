@@ -1,6 +1,5 @@
 """The engines that run SQL over the Parquet files of a dataset."""
 
-import shutil
 import tempfile
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -46,14 +45,15 @@ class DuckDB:
         self, path: str, *, memory_limit: str | None = None, storage_options: Mapping[str, Any] | None = None
     ) -> None:
         self._duckdb = require("duckdb", "engine='duckdb'")
-        self._spilled = tempfile.mkdtemp(prefix="modtrace-query-")
-        config = {"temp_directory": self._spilled, "preserve_insertion_order": "false"}
+        self._path = path
+        self._spilled = tempfile.TemporaryDirectory(prefix="modtrace-query-")
+        config = {"temp_directory": self._spilled.name, "preserve_insertion_order": "false"}
         if memory_limit is not None:
             config["memory_limit"] = memory_limit
         try:
             self._connection = self._duckdb.connect(config=config)
         except self._duckdb.Error as error:
-            shutil.rmtree(self._spilled, ignore_errors=True)
+            self._spilled.cleanup()
             raise ValueError(
                 f"memory_limit={memory_limit!r}: {_first_line(error)}. Give a size such as 8GB."
             ) from None
@@ -90,7 +90,7 @@ class DuckDB:
 
     def close(self) -> None:
         self._connection.close()
-        shutil.rmtree(self._spilled, ignore_errors=True)
+        self._spilled.cleanup()
 
     def _execute(self, text: str) -> Any:
         try:
@@ -99,14 +99,14 @@ class DuckDB:
             raise self._named(error) from None
 
     def _named(self, error: Exception) -> Exception:
-        duckdb = self._duckdb
-        if isinstance(error, (duckdb.IOException, duckdb.InvalidInputException)):
-            return DamagedRecordingError(
-                f"{error}. Export the run again, or take its files out of the dataset."
+        text = str(error).split("\n\nLINE ")[0].rstrip(".")
+        if isinstance(error, self._duckdb.OutOfMemoryException):
+            return ValueError(
+                f"memory_limit=...: {_first_line(error)}. Give a higher one, or ask for fewer steps."
             )
-        if isinstance(error, duckdb.OutOfMemoryException):
-            return MemoryError(f"{_first_line(error)}. Give a higher memory_limit, or fewer steps.")
-        return ValueError(f"DuckDB cannot run this: {error}")
+        if self._path in text:
+            return DamagedRecordingError(f"{text}. {_HOW_TO_MEND}")
+        return ValueError(f"DuckDB cannot run this: {text}")
 
 
 class Spark:
@@ -150,9 +150,7 @@ class Spark:
         except self._errors.PySparkException as error:
             if "PARQUET" not in str(error).upper():
                 raise
-            raise DamagedRecordingError(
-                f"{error}. Export the run again, or take its files out of the dataset."
-            ) from None
+            raise DamagedRecordingError(f"{error}. {_HOW_TO_MEND}") from None
 
     def close(self) -> None:
         if self._is_ours:
@@ -167,6 +165,8 @@ class Spark:
             ) from None
         return str(translated)
 
+
+_HOW_TO_MEND = "Export the run again, or take its files out of the dataset."
 
 _LOCAL_SPARK = {
     "spark.master": "local[*]",

@@ -23,12 +23,16 @@ RENAMED = {
 PARTITIONS = {"run": pa.string(), "rank": pa.int32()}
 BLOCK = {"block": pa.int32()}
 
-#: What the views `modules` and `sites` have besides their own columns. A site has its module.
+#: What the views `modules` and `sites` have besides their own columns. Both have names of the module and of its root.
 _MORE = {
-    "modules": "coalesce(name, path) AS module",
+    "modules": "CASE WHEN path = '' THEN coalesce(name, type) ELSE path END AS module",
     "sites": f"role IN ({', '.join(map(repr, FINITE_ROLES))}) AS must_be_finite",
 }
-_JOINED = "LEFT JOIN (SELECT run, rank, module_id, module FROM modules) USING (run, rank, module_id)"
+_JOINED = {
+    "modules": "LEFT JOIN (SELECT run, rank, module_id AS root_id, module AS root FROM ({text})) "
+    "USING (run, rank, root_id)",
+    "sites": "LEFT JOIN (SELECT run, rank, module_id, root, module FROM modules) USING (run, rank, module_id)",
+}
 
 
 def tables() -> dict[str, pa.Schema]:
@@ -78,7 +82,7 @@ def view_text(
         for of, ranks in left_out.items()
     ]
     text = f"SELECT {', '.join(named)} FROM {source}" + (f" WHERE {' AND '.join(where)}" if where else "")
-    return f"SELECT * FROM ({text}) {_JOINED}" if table == "sites" else text
+    return f"SELECT * FROM ({text}) {_JOINED[table].format(text=text)}" if table in _JOINED else text
 
 
 def quoted(text: str) -> str:

@@ -1,12 +1,12 @@
 """Writes exports to object stores, which fsspec knows by the protocol of a URL."""
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..errors import MissingLibraryError, RecordingError, system_errors
+from ..errors import MissingLibraryError, ModtraceError, RecordingError
 from ..optional import require
 from .export import check_names
 from .layout import is_url
@@ -36,6 +36,17 @@ def size_of(path: Path | str) -> int:
 
 
 @contextmanager
+def store_errors(say: Callable[[str], RecordingError]) -> Iterator[None]:
+    """Turns an error of a file system in the block, which may be of any class, into what `say` returns for its text."""
+    try:
+        yield
+    except ModtraceError:
+        raise
+    except Exception as error:
+        raise say(str(getattr(error, "strerror", None) or error).rstrip(".")) from error
+
+
+@contextmanager
 def uploaded(
     url: str, *, rank: str, last: str, known: Sequence[str], storage_options: Mapping[str, Any] | None
 ) -> Iterator[Path]:
@@ -53,14 +64,13 @@ def uploaded(
         RecordingError: it cannot be written.
     """
 
-    def cannot_write(error: OSError) -> RecordingError:
+    def cannot_write(why: str) -> RecordingError:
         return RecordingError(
-            f"{url}: cannot write the export here: {error.strerror or error}. Give another URL, "
-            "or the options of its file system."
+            f"{url}: cannot write the export here: {why}. Give another URL, or the options of its file system."
         )
 
     store, path = open_store(url, storage_options)
-    with system_errors(cannot_write), tempfile.TemporaryDirectory(prefix="modtrace-export-") as folder:
+    with store_errors(cannot_write), tempfile.TemporaryDirectory(prefix="modtrace-export-") as folder:
         if store.exists(path):
             check_names(
                 url, [name.rstrip("/").rsplit("/", 1)[-1] for name in store.ls(path, detail=False)], known

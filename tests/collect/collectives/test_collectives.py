@@ -32,9 +32,10 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def rows_of(recording: Any, rank: int | None = None) -> list[Mapping[str, Any]]:
-    """The rows, without those of the last numbers."""
+    """The rows as collectives began, without those of the last numbers; those of torch's log may be written later."""
     rec = recording if rank is None else modtrace.open_recording(recording, rank=rank)
-    return [row for row in rec.table("collectives").to_pylist() if row["name"] != LAST]
+    rows = [row for row in rec.table("collectives").to_pylist() if row["name"] != LAST]
+    return sorted(rows, key=itemgetter("start_ns"))
 
 
 def all_rows_of(path: str, rank: int) -> list[Mapping[str, Any]]:

@@ -1,7 +1,8 @@
 -- Which steps of a run some ranks have and others lack, and which ranks are missing altogether.
+-- Needs: steps
 WITH ranks AS (
     SELECT run, CAST(number AS INTEGER) AS rank
-    FROM (SELECT run, unnest(range(max(world_size))) AS number FROM runs GROUP BY run)
+    FROM (SELECT run, unnest(range(coalesce(max(world_size), max(rank) + 1))) AS number FROM runs GROUP BY run)
 ), wanted AS (
     SELECT run, rank, step FROM ranks JOIN (SELECT DISTINCT run, step FROM steps) USING (run)
 )

@@ -1,4 +1,5 @@
--- In which modules the time of each run goes: what they take themselves, without the modules inside them.
+-- In which modules the time of module calls goes in each run: what they take themselves, without the modules inside them.
+-- Needs: calls
 WITH timed AS (
     SELECT run, rank, step, call_id, parent_call_id, module_id, phase, end_ns - start_ns - coalesce(overhead_ns, 0) AS ns
     FROM calls
@@ -12,11 +13,11 @@ WITH timed AS (
     FROM timed LEFT JOIN inside USING (run, rank, call_id)
     GROUP BY run, rank, step, module_id
 ), modules_of_run AS (
-    SELECT run, module, sum(ns) AS ns, sum(calls) AS calls, median(ns) AS median_ns, max({'ns': ns, 'rank': -rank}) AS top
+    SELECT run, root, module, sum(ns) AS ns, sum(calls) AS calls, median(ns) AS median_ns, max({'ns': ns, 'rank': -rank}) AS top
     FROM own JOIN modules USING (run, rank, module_id)
-    GROUP BY run, module
+    GROUP BY run, root, module
 )
-SELECT run, module, CAST(calls AS BIGINT) AS calls, round(median_ns / 1e6, 3) AS median_ms_a_step,
-    round(100 * ns / sum(ns) OVER (PARTITION BY run), 2) AS percent, -top.rank AS slowest_rank
+SELECT run, root, module, CAST(calls AS BIGINT) AS calls, round(median_ns / 1e6, 3) AS median_ms_a_step,
+    round(100 * ns / sum(ns) OVER (PARTITION BY run), 2) AS percent_of_modules, -top.rank AS slowest_rank
 FROM modules_of_run
-ORDER BY run, ns DESC, module
+ORDER BY run, ns DESC, root, module

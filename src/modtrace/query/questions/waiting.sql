@@ -1,4 +1,5 @@
 -- Which collectives each run calls, how many bytes they are given, and how long each rank waits for them.
+-- Needs: collectives
 WITH of_ranks AS (
     SELECT run, name, process_group, rank, CAST(count(*) AS BIGINT) AS calls, CAST(sum(bytes_read) AS BIGINT) AS bytes_read,
         sum(wait_ns) AS wait_ns,

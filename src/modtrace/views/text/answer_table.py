@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import count
 from typing import Any
 
 from ...recording.suggestions import count_of
@@ -9,6 +10,9 @@ from ..common.columns import Color, Column, Text, fit_columns, printable, render
 from ..common.numbers import format_number, to_json
 
 Rows = Sequence[Mapping[str, Any]]
+
+#: The fewest characters of the id of a run that are shown.
+_FEWEST_OF_RUN = 8
 
 
 def render_answer(rows: Rows, number: int, *, width: int | None = None, color: Color = False) -> str:
@@ -22,6 +26,7 @@ def render_answer(rows: Rows, number: int, *, width: int | None = None, color: C
     """
     if not rows:
         return render_tables([Text("nothing found: the answer has no rows")], width=width, color=color)
+    rows = _shorten_runs(rows)
     names = list(rows[0])
     same = [name for name in names if all(row[name] == rows[0][name] for row in rows)]
     titled = max(len(printable(name)) for name in same) if same else 0
@@ -41,6 +46,15 @@ def render_answer(rows: Rows, number: int, *, width: int | None = None, color: C
 def render_answer_json(rows: Rows, notes: Sequence[str]) -> str:
     """Returns all rows as JSON, with what the dataset lacks. Bytes are hexadecimal digits."""
     return json.dumps({"rows": to_json(list(rows)), "notes": list(notes)}, default=_to_hex) + "\n"
+
+
+def _shorten_runs(rows: Rows) -> Rows:
+    """Returns the rows with the begins of the ids of runs that tell them apart, if there are several."""
+    runs = {row["run"] for row in rows if isinstance(row.get("run"), str)}
+    if len(runs) < 2:
+        return rows
+    short = next(size for size in count(_FEWEST_OF_RUN) if len({run[:size] for run in runs}) == len(runs))
+    return [{**row, "run": row["run"][:short]} if isinstance(row.get("run"), str) else row for row in rows]
 
 
 def _column(name: str, values: Sequence[Any]) -> Column:
