@@ -105,7 +105,9 @@ class DuckDB:
                 f"memory_limit=...: {_first_line(error)}. Give a higher one, or ask for fewer steps."
             )
         if self._path in text:
-            return DamagedRecordingError(f"{text}. {_HOW_TO_MEND}")
+            return DamagedRecordingError(
+                f"{text}. Export the run again, or take its files out of the dataset."
+            )
         return ValueError(f"DuckDB cannot run this: {text}")
 
 
@@ -150,7 +152,9 @@ class Spark:
         except self._errors.PySparkException as error:
             if "PARQUET" not in str(error).upper():
                 raise
-            raise DamagedRecordingError(f"{error}. {_HOW_TO_MEND}") from None
+            raise DamagedRecordingError(
+                f"{error}. Export the run again, or take its files out of the dataset."
+            ) from None
 
     def close(self) -> None:
         if self._is_ours:
@@ -165,8 +169,6 @@ class Spark:
             ) from None
         return str(translated)
 
-
-_HOW_TO_MEND = "Export the run again, or take its files out of the dataset."
 
 _LOCAL_SPARK = {
     "spark.master": "local[*]",
