@@ -175,3 +175,47 @@ def test_command_answers_lists_and_refuses(
     ):
         code, _, err = ask(*arguments)
         assert (code, said in err) == (2, True), err
+
+
+def test_damaged_file_stops_only_those_who_ask_for_it(path: str) -> None:
+    Path("runs.parquet/values/run=first/rank=0/block=0/part-0.parquet").write_bytes(
+        b"PAR1 and no more than this"
+    )
+    shutil.rmtree("runs.parquet/scalars")
+    with modtrace.open_dataset(path) as dataset:
+        assert dataset.ask("slowest-modules").num_rows == 3
+        for question in ("nonfinite", "scalars"):
+            with pytest.raises(RecordingError):
+                dataset.ask(question)
+
+
+def test_rank_of_which_the_first_tables_alone_were_replaced_is_left_out(path: str) -> None:
+    """Tables are moved in the order of their names, and `runs` comes last."""
+    shutil.rmtree("runs.parquet/runs/run=first/rank=1")
+    shutil.rmtree("runs.parquet/steps/run=first/rank=1")
+    with modtrace.open_dataset(path) as dataset:
+        assert len(dataset.notes) == 1 and "rank 1" in dataset.notes[0]
+        assert dataset.sql("SELECT DISTINCT rank FROM calls").to_pylist() == [{"rank": 0}]
+
+
+def test_run_is_chosen_by_the_begin_of_its_id_if_only_one_has_it(path: str) -> None:
+    write_parquet(typed_recording("firm"), path)
+    with modtrace.open_dataset(path, run="firs") as dataset:
+        assert dataset.sql("SELECT DISTINCT run FROM calls").to_pylist() == [{"run": "first"}]
+    with pytest.raises(ValueError, match="run='fir': the dataset has "):
+        modtrace.open_dataset(path, run="fir")
+
+
+def test_odd_texts_and_sizes_are_refused_or_answered(path: str) -> None:
+    with modtrace.open_dataset(path) as dataset:
+        with pytest.raises(ValueError, match="two columns are named 'a': name one of them with AS"):
+            dataset.sql("SELECT 1 AS a, 2 AS a")
+        assert dataset.sql("").num_rows == 0
+        with pytest.raises(ValueError, match="DuckDB cannot run this"):
+            dataset.sql("SELECT error('mine')")
+        assert set(dataset.questions()) >= {"nonfinite", "replicas"}
+
+
+def test_steps_that_were_left_out_are_told(path: str) -> None:
+    with modtrace.open_dataset(path, steps="1:") as dataset:
+        assert dataset.notes == ["only steps 1: were asked: what began before them is not seen"]
