@@ -70,20 +70,23 @@ def uploaded(
         )
 
     store, path = open_store(url, storage_options)
-    with store_errors(cannot_write), tempfile.TemporaryDirectory(prefix="modtrace-export-") as folder:
-        if store.exists(path):
-            check_names(
-                url, [name.rstrip("/").rsplit("/", 1)[-1] for name in store.ls(path, detail=False)], known
-            )
+    with tempfile.TemporaryDirectory(prefix="modtrace-export-") as folder:
+        with store_errors(cannot_write):
+            if store.exists(path):
+                names = [name.rstrip("/").rsplit("/", 1)[-1] for name in store.ls(path, detail=False)]
+                check_names(url, names, known)
         yield Path(folder)
-        files = [file.relative_to(folder).as_posix() for file in Path(folder).rglob("*") if file.is_file()]
-        if store.exists(f"{path}/{last}"):
-            store.rm_file(f"{path}/{last}")
-        kept = {f"{path}/{file}" for file in files}
-        for table in known:
-            there = store.find(f"{path}/{table}/{rank}") if store.exists(f"{path}/{table}/{rank}") else []
-            for old in set(there) - kept:
-                store.rm_file(old)
-        for file in sorted(files, key=last.__eq__):
-            store.makedirs(f"{path}/{file}".rsplit("/", 1)[0], exist_ok=True)
-            store.put_file(f"{folder}/{file}", f"{path}/{file}")
+        with store_errors(cannot_write):
+            files = [
+                file.relative_to(folder).as_posix() for file in Path(folder).rglob("*") if file.is_file()
+            ]
+            if store.exists(f"{path}/{last}"):
+                store.rm_file(f"{path}/{last}")
+            kept = {f"{path}/{file}" for file in files}
+            for table in known:
+                there = f"{path}/{table}/{rank}"
+                for old in set(store.find(there) if store.exists(there) else ()) - kept:
+                    store.rm_file(old)
+            for file in sorted(files, key=last.__eq__):
+                store.makedirs(f"{path}/{file}".rsplit("/", 1)[0], exist_ok=True)
+                store.put_file(f"{folder}/{file}", f"{path}/{file}")
