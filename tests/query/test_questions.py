@@ -102,20 +102,6 @@ def test_names_of_views_and_columns_need_no_quotes(dataset: modtrace.Dataset) ->
     assert not set(RENAMED) & {name for pair in column_names() for name in pair}
 
 
-def test_replicas_that_never_agreed_come_behind_those_that_did(tmp_path: Path) -> None:
-    """Such as the experts of each rank, which have one name."""
-    with modtrace.open_dataset(written(tmp_path)) as dataset:
-        rows = dataset.ask("replicas").to_pylist()
-    assert [row["agreed_before"] for row in rows] == sorted(
-        (row["agreed_before"] for row in rows), reverse=True
-    )
-
-
-def written(folder: Path) -> Path:
-    RUN.write(folder / "runs.parquet")
-    return folder / "runs.parquet"
-
-
 def test_infinities_of_masks_are_not_accused(tmp_path: Path) -> None:
     import torch
 
@@ -185,6 +171,19 @@ def test_rank_is_alone_only_where_all_others_agree(typed: Any) -> None:
             for row in dataset.ask("replicas").to_pylist()
         }
     assert found == {"weight": (1, 3, None), "bias": (1, 2, 2)}
+
+
+def test_replicas_that_never_agreed_come_behind_those_that_did(typed: Any) -> None:
+    """Such as the experts of each rank, which have one name."""
+
+    def fill(build: Any, rank: int, step: int, layers: Sequence[int], calls: Sequence[int]) -> None:
+        build.parameter(layers[0], "expert", [1.0], hash=bytes([rank] * 8))
+        build.parameter(layers[0], "weight", [1.0], hash=bytes([step * rank] * 8))
+
+    with typed(*(rank_of_run(rank, fill) for rank in range(2))) as dataset:
+        rows = dataset.ask("replicas").to_pylist()
+    found = [(row["slot"], row["step"], row["agreed_before"]) for row in rows]
+    assert found == [("weight", 1, True), ("expert", 0, False)]
 
 
 def test_first_nan_is_told_beside_an_earlier_infinity_and_bad_data_as_such(typed: Any) -> None:
