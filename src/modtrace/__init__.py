@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import tensor_tracker as tensor_tracker
+    from .analysis.findings.check import check
+    from .analysis.findings.finding import CannotCheck, Finding
     from .api.compare import compare
     from .api.graph import graph
     from .api.live import LiveRecording
@@ -27,6 +29,8 @@ __version__ = "0.1.0"
 
 #: The public names with the modules that define them, which are loaded on first use to keep `import modtrace` light.
 _NAMES = {
+    "analysis.findings.check": ("check",),
+    "analysis.findings.finding": ("CannotCheck", "Finding"),
     "collect.fx.tracer": ("ModulePathTracer",),
     "collect.module_tracker.tracker": ("ModTracker", "ModuleTracker"),
     "collect.stash.tracker": ("track",),
@@ -49,8 +53,10 @@ _HOMES = {name: home for home, names in _NAMES.items() for name in names}
 
 __all__ = [
     "Above",
+    "CannotCheck",
     "Capture",
     "Dataset",
+    "Finding",
     "GraphStyle",
     "LiveRecording",
     "ModTracker",
@@ -67,6 +73,7 @@ __all__ = [
     "Recording",
     "TensorOptions",
     "__version__",
+    "check",
     "compare",
     "graph",
     "open_dataset",

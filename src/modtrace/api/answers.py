@@ -5,6 +5,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from ..analysis.divergence.answer import Comparison
+from ..analysis.findings.finding import Findings
 from ..analysis.modules.module_tree import ModuleTree
 from ..analysis.ops.memory_table import MemoryTable
 from ..analysis.ops.op_paths import OpPaths
@@ -15,6 +16,7 @@ from ..views.common.columns import Color, Text, render_lines
 from ..views.html.tables import HtmlMarkup, render_page
 from ..views.plot.draw import check_picture_name, draw_growth, write_axes
 from ..views.text.comparison import render_comparison
+from ..views.text.findings import render_findings
 from ..views.text.memory_table import render_memory_table
 from ..views.text.nonfinite import render_nonfinite
 from ..views.text.op_paths import render_op_paths
@@ -97,6 +99,13 @@ class ShownNonFinite(Displayed, NonFinite):
 
     def _render(self, color: Color, top: int | None) -> str:
         return render_nonfinite(self, color=color)
+
+
+class ShownFindings(Displayed, Findings):
+    """What is wrong with a run, which can be printed and displayed."""
+
+    def _render(self, color: Color, top: int | None) -> str:
+        return render_findings(self, color=color)
 
 
 class ShownRecomputeCheck(Displayed, RecomputeCheck):

@@ -1,12 +1,15 @@
 """Answers the questions that users ask of a recording; `open_recording()` opens one from disk."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from ..analysis.divergence.answer import Comparison
+from ..analysis.findings.all_checks import CHECKS
+from ..analysis.findings.check import Check, run_checks
+from ..analysis.findings.finding import Findings
 from ..analysis.modules.module_tree import ModuleTree, build_module_tree
 from ..analysis.ops.groups import GroupedBy
 from ..analysis.ops.memory_table import MemoryTable, build_memory_table
@@ -234,6 +237,29 @@ class Recording(answers.Displayed):
             NothingRecordedError: no tensor was measured; the message says why.
         """
         return (answers.ShownNonFinite.of(found) for found in find_all(self.data))
+
+    def findings(
+        self,
+        *,
+        only: Collection[str] = (),
+        ignore: Collection[str] = (),
+        also: Sequence[Check] = (),
+        thresholds: Mapping[str, float] | None = None,
+    ) -> Findings:
+        """Returns what is wrong with the run, worst first, and what could not be checked.
+
+        Args:
+            only: names of the checks to run; all by default.
+            ignore: names of checks not to run.
+            also: checks of yours, which `modtrace.check` makes of functions.
+            thresholds: other limits, by check and name: `{"loss-spike.times": 5}`.
+
+        Raises:
+            ValueError: there is no such check or threshold.
+        """
+        checks = (*CHECKS, *also)
+        found = run_checks(self.data, checks, only=only, ignore=ignore, thresholds=thresholds)
+        return answers.ShownFindings.of(found)
 
     def recompute_check(self) -> RecomputeCheck:
         """Returns whether the recomputes of activation checkpointing agree with their forwards, or which ops differ.

@@ -23,6 +23,7 @@ COMMANDS = {
     "timeline": "Writes when what ran, as a trace for Perfetto or Chrome.",
     "plot": "Draws how values went over the steps, with matplotlib.",
     "export": "Writes a recording in a format that other programs read.",
+    "check": "Tells what is wrong with a run, and what to do.",
     "nonfinite": "Finds where NaN and infinite values came up first.",
     "recompute": "Tells whether checkpointing computed the same again.",
     "compare": "Tells where two recordings part, and which op made the difference.",

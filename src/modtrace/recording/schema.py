@@ -67,6 +67,8 @@ table calls                       one execution of one module in one phase
     compilation_id  int32?        later: row of `compilations` from which the region comes that it ran as
     micro_batch     int32?        of a stage of torch.distributed.pipelining: which micro-batch it works on, from 0
     stage           int32?        ... and which stage it belongs to, from 0, counted over all ranks
+    training        bool?         of an outermost forward call, and of one whose module computes something else in
+                                  training (dropout, batch norm): `training` of the module as the call began
 
 table ops                         one operator as the dispatcher saw it
     op_id           int64
@@ -258,6 +260,28 @@ table values                      the statistics of one tensor at one site, step
     global_offset   list<int64>?  where the part begins in it
     micro_batch     int32?        later: of a pipeline, as in `calls`
     stage           int32?        later: of a pipeline, as in `calls`
+    requires_grad   bool?         of what a module is given or returns: whether a gradient can be asked of it
+
+table parameters                  a parameter of a model that trains, as the first recorded training step ends; again
+                                  when a later step finds something of it changed
+    step            int32
+    site_id         int32         its row of `sites`; of a parameter with several owners that of the first
+    shape           list<int64>
+    dtype           dictionary
+    requires_grad   bool
+    optimizer       dictionary?   class of the optimizer that updates it: `AdamW`, of a second one `AdamW#1`; null:
+                                  none that has stepped
+    param_group     int32?        its group there
+
+table intervals                   a stretch of the loop that is no call of a module
+    step            int32         of what is in no step: the step before it
+    kind            dictionary    backward: one run of the autograd engine; data: the program waits for a DataLoader;
+                                  writing: modtrace writes rows on the program's thread
+    name            dictionary?   of data: the class of the dataset
+    thread          int32
+    start_ns        int64
+    end_ns          int64
+    overhead_ns     int64?        of end_ns - start_ns: what modtrace spent measuring values
 
 table scalars                     what the user logged
     step            int32
@@ -270,6 +294,9 @@ table steps                       one row a step, when it has ended
     start_ns        int64
     end_ns          int64
     overhead_ns     int64?        of end_ns - start_ns: what modtrace spent measuring values
+    next_start_ns   int64?        when the next step began, recorded or not; null: not known when the row was made
+    resident_bytes  int64?        of the process, when the next step began, or the recording ended
+    device_bytes    int64?        ... in use by tensors on accelerators, as `torch.accelerator.memory_allocated` says
 """
 
 _ARROW_TYPES = {

@@ -1,0 +1,107 @@
+"""Defines checks, and runs them on a recording."""
+
+import inspect
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ...recording.protocols import RecordingData
+from ...recording.suggestions import did_you_mean
+from ..tables.sampled_steps import SampledSteps, sample_steps
+from .finding import SEVERITIES, CannotCheck, Finding, Findings, Unchecked
+
+#: A function that looks for one thing that may be wrong. Its keyword arguments are thresholds.
+Find = Callable[..., Iterable[Finding]]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that may be wrong with a run, and the function that finds it."""
+
+    name: str
+    about: str  # what it finds, a clause
+    needs: str  # what has to be recorded
+    find: Find
+
+    @property
+    def thresholds(self) -> Mapping[str, float]:
+        """The thresholds with their defaults."""
+        parameters = list(inspect.signature(self.find).parameters.values())[1:]
+        return {parameter.name: parameter.default for parameter in parameters}
+
+    def __call__(self, run: SampledSteps, **thresholds: float) -> Iterable[Finding]:
+        """Returns what is found in a recording."""
+        return self.find(run, **thresholds)
+
+
+def check(name: str, *, about: str, needs: str = "") -> Callable[[Find], Check]:
+    """Makes a check of a function, which takes a `SampledSteps` and yields each `Finding`.
+
+    Further arguments of the function are thresholds: numbers with defaults, which users may set. The function raises
+    `CannotCheck` if the recording has not what it needs.
+
+    Args:
+        name: as in `--only`: small letters with hyphens.
+        about: what it finds: `parameters that never get a gradient`.
+        needs: what has to be recorded: `values`; "" if calls are enough.
+    """
+    return lambda find: Check(name, about, needs, find)
+
+
+def run_checks(
+    data: RecordingData,
+    checks: Sequence[Check],
+    *,
+    only: Collection[str] = (),
+    ignore: Collection[str] = (),
+    thresholds: Mapping[str, float] | None = None,
+) -> Findings:
+    """Returns what checks find in a recording, worst first; equally grave findings are in the order of the checks.
+
+    Args:
+        data: the recording.
+        checks: the checks to choose from.
+        only: names of the checks to run; all by default.
+        ignore: names of checks not to run.
+        thresholds: thresholds by `check.threshold`: `{"loss-spike.times": 5}`.
+
+    Raises:
+        ValueError: there is no such check or threshold.
+    """
+    given = _split_thresholds(checks, thresholds or {})
+    for argument, names in (("only", only), ("ignore", ignore)):
+        for name in names:
+            _require(name, [known.name for known in checks], f"{argument}={name!r}: no check")
+    chosen = [one for one in checks if (not only or one.name in only) and one.name not in ignore]
+    run = sample_steps(data)
+    findings: list[Finding] = []
+    unchecked: list[Unchecked] = []
+    checked: list[str] = []
+    for one in chosen:
+        try:
+            found = [replace(finding, check=one.name) for finding in one(run, **given.get(one.name, {}))]
+        except CannotCheck as reason:
+            unchecked.append(Unchecked(check=one.name, why=reason.why, remedy=reason.remedy))
+            continue
+        checked.append(one.name)
+        findings += found
+    findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
+    return Findings(findings=tuple(findings), checked=tuple(checked), unchecked=tuple(unchecked))
+
+
+def _split_thresholds(
+    checks: Sequence[Check], thresholds: Mapping[str, float]
+) -> dict[str, dict[str, float]]:
+    """Returns thresholds by check and name."""
+    known = {f"{one.name}.{name}": (one.name, name) for one in checks for name in one.thresholds}
+    given: dict[str, dict[str, Any]] = {}
+    for name, value in thresholds.items():
+        _require(name, list(known), f"thresholds={{{name!r}: ...}}: no threshold")
+        of_check, threshold = known[name]
+        given.setdefault(of_check, {})[threshold] = value
+    return given
+
+
+def _require(name: str, known: Sequence[str], problem: str) -> None:
+    if name not in known:
+        raise ValueError(f"{problem} of this name.{did_you_mean(name, known)} There are: {', '.join(known)}")
