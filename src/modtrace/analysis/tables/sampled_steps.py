@@ -37,7 +37,7 @@ class SampledSteps(IndexedTables):
     def training(self) -> Column:
         """The numbers of all training steps that have ended."""
         kinds = np.array(self.steps["kind"].to_pylist(), object)
-        return column_of(self.steps, "step")[kinds == "train"].astype(np.int64)
+        return np.asarray(column_of(self.steps, "step")[kinds == "train"], np.int64)
 
     @cached_property
     def numbers(self) -> Column:
