@@ -20,9 +20,9 @@ from modtrace.recording.schema import schemas
 DATA = Path(__file__).parent / "data"
 
 #: What version 2 has added.
-NEW_TABLES = ["collectives", "compilations", "compiled_ops", "compiled_runs"]
+NEW_TABLES = ["collectives", "compilations", "compiled_ops", "compiled_runs", "intervals", "parameters"]
 NEW_COLUMNS = {
-    "calls": ["compilation_id", "micro_batch", "stage"],
+    "calls": ["compilation_id", "micro_batch", "stage", "training"],
     "ops": ["compilation_id", "kernel", "stream", "device_start_ns", "device_end_ns"],
     "values": [
         "first_index",
@@ -32,7 +32,9 @@ NEW_COLUMNS = {
         "global_offset",
         "micro_batch",
         "stage",
+        "requires_grad",
     ],
+    "steps": ["next_start_ns", "resident_bytes", "device_bytes"],
 }
 
 #: All commands that read a recording.
@@ -57,7 +59,7 @@ ARGUMENTS = [
 READ_NO_RECORDING = {"record", "verify", "doctor"}
 
 #: Commands that there were not then.
-NEWER = {"compare", "query", "ranks", "recompute", "view"}
+NEWER = {"check", "compare", "query", "ranks", "recompute", "view"}
 
 #: What is asked in Python; the commands show what else there is.
 QUESTIONS: dict[str, Callable[[modtrace.Recording], Any]] = {

@@ -6,7 +6,7 @@
 #include <stdint.h>
 
 /* Names of attributes and methods, which `intern_names` makes once. */
-enum { DTYPE, EXTRA, NBYTES, NOTE, RAW_REPR, ROW, ROWS, SHAPE, START_NS, STORAGE_OFFSET, UNTYPED_STORAGE, SHARED_NAMES };
+enum { DTYPE, EXTRA, NBYTES, NOTE, RAW_REPR, REQUIRES_GRAD, ROW, ROWS, SHAPE, START_NS, STORAGE_OFFSET, UNTYPED_STORAGE, SHARED_NAMES };
 
 static PyObject *shared_names[SHARED_NAMES];
 
@@ -17,6 +17,7 @@ static int intern_names(void) {
         [NBYTES] = "nbytes",
         [NOTE] = "note",
         [RAW_REPR] = "raw_repr",
+        [REQUIRES_GRAD] = "requires_grad",
         [ROW] = "row",
         [ROWS] = "rows",
         [SHAPE] = "shape",
@@ -86,7 +87,7 @@ static PyObject *make_measurement(
     if (zero == NULL || PyObject_SetAttr(made, shared_names[ROWS], path->rows) || PyObject_SetAttr(made, shared_names[ROW], row) ||
         PyObject_SetAttr(made, shared_names[SHAPE], shape) || PyObject_SetAttr(made, shared_names[DTYPE], dtype) ||
         PyObject_SetAttr(made, shared_names[NOTE], note) || PyObject_SetAttr(made, shared_names[START_NS], zero) ||
-        PyObject_SetAttr(made, shared_names[EXTRA], Py_None))
+        PyObject_SetAttr(made, shared_names[EXTRA], Py_None) || PyObject_SetAttr(made, shared_names[REQUIRES_GRAD], Py_None))
         Py_CLEAR(made);
     /* No cycle of references leads through it, and the garbage collector would visit thousands in each step. */
     if (made != NULL) PyObject_GC_UnTrack(made);

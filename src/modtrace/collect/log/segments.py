@@ -129,8 +129,8 @@ class Segment:
     __slots__ = (
         "__weakref__", "_children", "_counts", "_events", "_open_calls", "_ranked", "_structure",
         "around", "call_tensors", "chunk", "context", "device_events", "first_id", "first_seq", "handover", "holders",
-        "inside", "last_seq", "log", "outer", "owners", "phase", "region", "repeats", "task", "trigger",
-        "trigger_seq", "watches", "with_grad",
+        "inside", "last_seq", "log", "outer", "owners", "phase", "region", "repeats", "task", "training",
+        "trigger", "trigger_seq", "watches", "with_grad",
     )  # fmt: skip
 
     def __init__(self, log: "Any", context: CallContext, first_seq: int, task: int, with_grad: bool) -> None:
@@ -148,6 +148,7 @@ class Segment:
         self.repeats: CallRef | None = None  # the repeated call, if it was known at once
         #: Open scopes, and modules with a plain method running, around the segment; outermost first.
         self.owners: tuple[NamedModule, ...] = ()
+        self.training: Any = None  # the flags `training` as it began, if they were read
         self.chunk: PipelineChunk | None = None  # what a stage of a pipeline runs in it
         self.outer: Any = None  # the span that the thread logged to before
         self._events: tuple[Any, Any, Any] = ([], [], [])  # sequence numbers, contexts, times

@@ -26,6 +26,7 @@ from ..scopes import process
 from ..scopes.tracker import ScopeTracker
 from ..steps.step import Step
 from ..steps.step_rules import StepFinder
+from ..steps.training_flags import TrainingFlagReader
 from ..values.recorder import ValueRecorder
 from ..values.sites import SiteIds
 from .flush_timer import FLUSH_TO_DISK_S, FlushTimer
@@ -85,10 +86,12 @@ class Recorder(Listener):
             sink,
             self._reporter,
             self._values,
+            self._sites,
             flight_recorder,
             with_backward=self.wants_backward_events,
             with_device_times=device_times,
         )
+        self._training_flags: TrainingFlagReader | None = None
         self._op_options = ops
         self._ops: OpRecorder | None = None
         self._timer = FlushTimer(self._flush_late, after_s=flush_after_s, locks=(self._writing, self._lock))
@@ -126,6 +129,7 @@ class Recorder(Listener):
         self._tracker = process.acquire(self, strict=self._strict)
         for name, module in self._roots:
             self._tracker.names.add_root(module, name)
+        self._training_flags = TrainingFlagReader(self._tracker.names)
         self._values.start(self._tracker, [module for _, module in self._roots])
         self._roots = []
         if self._op_options is not None:
@@ -276,6 +280,8 @@ class Recorder(Listener):
             self._take_ops(last)
             now_ns = time.perf_counter_ns()
             step = self._finder.enter(segment, in_step, now_ns)
+            if self._training_flags is not None:
+                self._training_flags.read(segment)
             if self._ops is not None:
                 self._ops.enter_step(last, step, segment)
             self._ready.settle(self._values, self._writer)
@@ -328,6 +334,9 @@ class Recorder(Listener):
         with self._lock:
             self._take_ops(self._finder.current)
             self._finder.optimizer_began(start_ns)
+
+    def after_optimizer(self, optimizer: Any, has_closure: bool) -> None:
+        self._writer.parameters.read_optimizer(optimizer)
 
     def optimizer_ended(self, start_ns: int, end_ns: int, thread: int) -> None:
         with self._lock:

@@ -21,7 +21,9 @@ from ..steps.device_columns import add_device_times, device_events
 from ..steps.scalars import Scalars, free_scalars
 from ..steps.step import Step
 from ..values.measured import are_finite
+from ..values.parameter_facts import ParameterFacts
 from ..values.recorder import ValueRecorder, free_values
+from ..values.sites import SiteIds
 
 #: Batches of rows, each with the name of its table.
 Rows = list[tuple[str, dict[str, Any]]]
@@ -72,6 +74,7 @@ class RowWriter:
         sink: Sink,
         reporter: FailureReporter,
         values: ValueRecorder,
+        sites: SiteIds,
         flight_recorder: StepHolder | None,
         *,
         with_backward: bool,
@@ -81,6 +84,7 @@ class RowWriter:
         self.compilations = CompilationRecorder(sink, reporter)
         self.collectives = CollectiveRecorder(sink, reporter)
         self.scalars = Scalars(reporter.warn_once)
+        self.parameters = ParameterFacts(sites, reporter)
         self._with_backward = with_backward
         self._with_device_times = with_device_times
         self._sink = sink
@@ -96,7 +100,8 @@ class RowWriter:
         ops: OpRecorder | None,
         make_ring: Callable[[], RecentCollectives | None] | None,
     ) -> None:
-        """Starts recording compilations and collectives; `make_ring` makes what keeps the newest of these."""
+        """Starts recording parameters, compilations and collectives; `make_ring` keeps the newest of the last."""
+        self.parameters.start(tracker.names)
         self.compilations.start(tracker, None if ops is None else ops.compiled_runs)
         self.collectives.start(tracker, make_ring)
 
@@ -106,13 +111,14 @@ class RowWriter:
         self.collectives.stop()
 
     def settle(self, step: Step, *, has_calls: bool, until_ns: Callable[[], float]) -> None:
-        """Assigns compilations and collectives to a step that has just ended.
+        """Assigns compilations and collectives to a step that has just ended, and reads its models' parameters.
 
         Args:
             step: the step; it still has its segments.
             has_calls: the step is recorded.
             until_ns: returns when the next step began.
         """
+        self.parameters.settle(step, is_recorded=has_calls)
         self.compilations.settle(step, has_calls=has_calls)
         self.collectives.settle(step, is_recorded=has_calls, until_ns=until_ns)
 
@@ -136,7 +142,10 @@ class RowWriter:
         for columns in batches:
             self._sink.write("calls", columns)
         step_rows = step_columns(steps) if steps else None
+        parameters = self.parameters.take_columns()
         self._values.write(steps, self._memory, of_ops)
+        if parameters is not None:
+            self._sink.write("parameters", parameters)
         scalars = self.scalars.columns(steps)
         if scalars is not None:
             self._sink.write("scalars", scalars)

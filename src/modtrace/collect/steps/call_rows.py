@@ -185,6 +185,8 @@ def _module_calls(numbered: list[tuple[int | None, Segment]], memory: NthMemory)
     }
     if any(segment.chunk is not None for segment in segments):
         _add_chunks(columns, segments, np.repeat(np.arange(len(segments)), counts))
+    if any(segment.training is not None for segment in segments):
+        columns["training"] = _training_column(segments, module_id, starts.tolist())
     _add_recomputes(columns, segments, starts.tolist(), memory)
     for segment, start in zip(segments, starts.tolist(), strict=True):
         memory[segment] = nth[start : start + segment.calls]
@@ -202,6 +204,16 @@ def count_before(one: Ints, other: Ints) -> npt.NDArray[np.int32]:
         position = np.arange(len(order))
         nth[order] = position - np.maximum.accumulate(np.where(first, position, 0))
     return nth
+
+
+def _training_column(segments: Sequence[Segment], module_id: Ints, starts: Sequence[int]) -> Any:
+    """Returns the flag `training` of the module of each forward call; masked where it was not read."""
+    flags = np.full(len(module_id), -1, np.int8)
+    for segment, start in zip(segments, starts, strict=True):
+        if segment.training is not None and segment.phase == FORWARD:
+            rows = slice(start, start + segment.calls)
+            flags[rows] = segment.training.of(module_id[rows])
+    return np.ma.masked_array(flags > 0, flags < 0)
 
 
 def _add_chunks(columns: Columns, segments: Sequence[Segment], which: Ints) -> None:

@@ -96,10 +96,12 @@ def _kinds_of(samples: Sequence[Measurement]) -> Columns:
     """Returns the columns that many tensors share: shapes, dtypes and notes."""
     kinds: dict[Any, int] = {}
     codes = [
-        kinds.setdefault((sample.shape, sample.dtype, sample.note, sample.shard), len(kinds))
+        kinds.setdefault(
+            (sample.shape, sample.dtype, sample.note, sample.shard, sample.requires_grad), len(kinds)
+        )
         for sample in samples
     ]
-    shapes, dtypes, notes, shards = zip(*kinds, strict=True)
+    shapes, dtypes, notes, shards, requires_grad = zip(*kinds, strict=True)
     numels = [0 if dtype is None else math.prod(shape) for shape, dtype in zip(shapes, dtypes, strict=True)]
     of_rows = np.array(codes, np.int64)
     return {
@@ -107,8 +109,16 @@ def _kinds_of(samples: Sequence[Measurement]) -> Columns:
         "dtype": Coded([_word(dtype) for dtype in dtypes], of_rows),
         "numel": np.array(numels, np.int64)[of_rows],
         "note": Coded(notes, of_rows),
+        "requires_grad": _flags(requires_grad, of_rows),
         **({} if not any(shards) else _shard_columns(shards, of_rows)),
     }
+
+
+def _flags(flags: Sequence[bool | None], of_rows: Ints) -> Any:
+    """Returns a column of flags, masked where they are None."""
+    return np.ma.masked_array(
+        np.array([bool(flag) for flag in flags])[of_rows], np.array([flag is None for flag in flags])[of_rows]
+    )
 
 
 def _shard_columns(shards: Sequence[DTensorShard | None], of_rows: Ints) -> Columns:

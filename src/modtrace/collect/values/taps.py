@@ -214,6 +214,7 @@ class CallTaps(ValueSource):
             want = self._capture_masks.want(seen.mark >> ROLE_BITS)
             name = seen.name(slot) if want.tensors or want.lazy else ""
             tap.output = self._measurer.measure_wanted(tensor, want, name, tap.output)
+            tap.output.requires_grad = requires_grad_of(tensor)
             seen.measured.sites += (tap.output, seen.event, slot, seen.mark)
         if seen.grad_mark:
             self._watch_gradient(seen, tap, slot, tensor)

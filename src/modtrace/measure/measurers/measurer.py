@@ -41,6 +41,7 @@ class Measurement:
     note: str | None  # why it was not measured, or which part of it was
     start_ns: int = 0  # when it began, if that is needed
     extra: Extra | None = None  # what else was kept of it
+    requires_grad: bool | None = None  # of what a module is given or returns
 
     @property
     def shard(self) -> DTensorShard | None:

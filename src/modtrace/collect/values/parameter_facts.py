@@ -1,0 +1,166 @@
+"""Records of each parameter of a model that trains whether it requires gradients, and which optimizer updates it."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from ...measure.special import shape_of
+from ...recording.arrow.arrays import Coded
+from ...recording.failure_reporter import FailureReporter
+from ...recording.role import PARAMETER
+from ...torch_internals.tensors import requires_grad_of
+from ..identity_map import IdentityMap
+from ..names.module_names import ModuleNames
+from ..steps.step import Step
+from .sites import SiteIds
+
+#: After so many training steps all parameters are read again, as a program may freeze some.
+_READ_EVERY = 64
+
+
+class _Fact(NamedTuple):
+    """What a row says of a parameter."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    requires_grad: bool
+    optimizer: str | None
+    group: int | None
+
+
+class ParameterFacts:
+    """Makes the rows of the table `parameters`, in which a parameter stands again only if something has changed.
+
+    An optimizer's parameters are looked at as it has stepped, 0.1 us each; all parameters are walked, at 2 us each,
+    when that shows a change, when modules got names, and every 64th step. An internal error ends this table alone.
+    """
+
+    def __init__(self, sites: SiteIds, reporter: FailureReporter) -> None:
+        self._sites = sites
+        self._reporter = reporter
+        self._names: ModuleNames | None = None  # set while it records
+        self._optimizers: IdentityMap[Any, _Optimizer] = IdentityMap()
+        self._kinds: dict[str, int] = {}  # the number of optimizers seen, by class
+        self._known: dict[tuple[int, str], _Fact] = {}
+        self._rows: list[tuple[int, tuple[int, str], _Fact]] = []  # not written yet
+        self._is_stale = True
+        self._read_at: tuple[object, ...] = ()
+        self._steps_since = 0
+
+    def start(self, names: ModuleNames) -> None:
+        """Starts recording."""
+        self._names = names
+
+    def read_optimizer(self, optimizer: Any) -> None:
+        """Reads the parameters of an optimizer that has stepped."""
+        try:
+            if self._names is not None:
+                self._is_stale |= self._find(optimizer).read(optimizer)
+        except Exception as error:
+            self._fail(error)
+
+    def _find(self, optimizer: Any) -> "_Optimizer":
+        known = self._optimizers.get(optimizer)
+        if known is None:
+            name = type(optimizer).__name__
+            number = self._kinds[name] = self._kinds.get(name, -1) + 1
+            known = self._optimizers[optimizer] = _Optimizer(f"{name}#{number}" if number else name)
+        return known
+
+    def settle(self, step: Step, *, is_recorded: bool) -> None:
+        """Reads what has changed by the end of a training step. Callers hold the lock over the tracker's events."""
+        if self._names is None or not is_recorded or not (step.stepped or step.accumulated):
+            return
+        try:
+            self._settle(step, self._names)
+        except Exception as error:
+            self._fail(error)
+
+    def _settle(self, step: Step, names: ModuleNames) -> None:
+        roots = [root for ref in step.roots if (root := ref()) is not None]
+        read_at = (names.revision, *map(id, roots))
+        self._steps_since += 1
+        if self._is_stale or read_at != self._read_at or self._steps_since >= _READ_EVERY:
+            self._is_stale, self._read_at, self._steps_since = False, read_at, 0
+            for owner, parameter in _walk(roots, names):
+                fact = self._read(parameter)
+                if self._known.get(owner) != fact:
+                    self._known[owner] = fact
+                    self._rows.append((step.number or 0, owner, fact))
+
+    def _read(self, parameter: torch.Tensor) -> _Fact:
+        dtype = str(parameter.dtype).removeprefix("torch.")
+        for _, optimizer in self._optimizers.items():
+            place = optimizer.places.get(id(parameter))
+            if place is not None:
+                return _Fact(shape_of(parameter), dtype, place.requires_grad, optimizer.name, place.group)
+        return _Fact(shape_of(parameter), dtype, requires_grad_of(parameter), None, None)
+
+    def _fail(self, error: Exception) -> None:
+        self._names = None
+        self._reporter.rows_failed("parameters", error)
+
+    def take_columns(self) -> dict[str, Any] | None:
+        """Returns the rows since the last call; None if there are none."""
+        rows, self._rows = self._rows, []
+        if not rows:
+            return None
+        steps, owners, facts = zip(*rows, strict=True)
+        names = self._sites.names((PARAMETER, slot, None, -1) for _, slot in owners)
+        modules = [module_id for module_id, _ in owners]
+        return {
+            "step": list(steps),
+            "site_id": self._sites.get(modules, [-1] * len(rows), names.tolist()),
+            "shape": Coded([fact.shape for fact in facts], np.arange(len(facts))),
+            "dtype": [fact.dtype for fact in facts],
+            "requires_grad": [fact.requires_grad for fact in facts],
+            "optimizer": [fact.optimizer for fact in facts],
+            "param_group": [fact.group for fact in facts],
+        }
+
+
+def _walk(roots: list[nn.Module], names: ModuleNames) -> Iterator[tuple[tuple[int, str], torch.Tensor]]:
+    """Yields each parameter of some models once, with the id of its module and its name there."""
+    seen: set[int] = set()
+    for root in roots:
+        for module in root.modules():
+            named = names.get(module)
+            if named is None:
+                continue
+            for name, parameter in [*module._parameters.items()]:
+                if parameter is not None and id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    yield (named.module_id, name), parameter
+
+
+class _Place(NamedTuple):
+    """A parameter in an optimizer."""
+
+    group: int
+    requires_grad: bool
+
+
+class _Optimizer:
+    """The parameters of an optimizer, as its last step found them."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.places: dict[int, _Place] = {}  # by the parameter's id
+        self._key: tuple[list[int], list[bool]] = [], []
+
+    def read(self, optimizer: Any) -> bool:
+        """Reads the parameters again. Returns whether something has changed."""
+        groups = [group["params"] for group in optimizer.param_groups]
+        given = [parameter for group in groups for parameter in group]
+        key = [*map(id, given)], [*map(requires_grad_of, given)]
+        if key == self._key:
+            return False
+        self._key = key
+        numbers = [number for number, group in enumerate(groups) for _ in group]
+        self.places = {
+            parameter: _Place(number, flag) for parameter, flag, number in zip(*key, numbers, strict=True)
+        }
+        return True
