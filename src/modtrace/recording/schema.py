@@ -272,6 +272,7 @@ table parameters                  a parameter of a model that trains, as the fir
     optimizer       dictionary?   class of the optimizer that updates it: `AdamW`, of a second one `AdamW#1`; null:
                                   none that has stepped
     param_group     int32?        its group there
+    has_gradient    bool?         of one in no optimizer: whether it had a gradient when an optimizer stepped
 
 table intervals                   a stretch of the loop that is no call of a module
     step            int32         of what is in no step: the step before it

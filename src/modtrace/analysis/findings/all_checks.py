@@ -1,7 +1,13 @@
 """Lists the checks of modtrace, in the order in which equally grave findings are shown."""
 
 from .check import Check
+from .no_gradient import NO_GRADIENT
 from .nonfinite_values import NONFINITE
+from .not_in_optimizer import NOT_IN_OPTIMIZER
 
 #: All checks that run by default.
-CHECKS: tuple[Check, ...] = (NONFINITE,)
+CHECKS: tuple[Check, ...] = (
+    NONFINITE,
+    NO_GRADIENT,
+    NOT_IN_OPTIMIZER,
+)

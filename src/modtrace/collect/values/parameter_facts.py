@@ -11,7 +11,7 @@ from ...measure.special import shape_of
 from ...recording.arrow.arrays import Coded
 from ...recording.failure_reporter import FailureReporter
 from ...recording.role import PARAMETER
-from ...torch_internals.tensors import requires_grad_of
+from ...torch_internals.tensors import grad_of, requires_grad_of
 from ..identity_map import IdentityMap
 from ..names.module_names import ModuleNames
 from ..steps.step import Step
@@ -29,6 +29,7 @@ class _Fact(NamedTuple):
     requires_grad: bool
     optimizer: str | None
     group: int | None
+    has_gradient: bool | None
 
 
 class ParameterFacts:
@@ -49,6 +50,8 @@ class ParameterFacts:
         self._is_stale = True
         self._read_at: tuple[object, ...] = ()
         self._steps_since = 0
+        #: The ids of parameters that had a gradient when an optimizer stepped, as far as they were looked at.
+        self._with_gradient: frozenset[int] = frozenset()
 
     def start(self, names: ModuleNames) -> None:
         """Starts recording."""
@@ -59,8 +62,17 @@ class ParameterFacts:
         try:
             if self._names is not None:
                 self._is_stale |= self._find(optimizer).read(optimizer)
+                if self._steps_since in (0, _READ_EVERY - 1):
+                    self._read_gradients(self._names)
         except Exception as error:
             self._fail(error)
+
+    def _read_gradients(self, names: ModuleNames) -> None:
+        modules = [module for named in names.modules if (module := named.module) is not None]
+        parameters = [parameter for module in modules for parameter in module._parameters.values()]
+        found = {id(one) for one in parameters if one is not None and grad_of(one) is not None}
+        self._is_stale |= not found <= self._with_gradient
+        self._with_gradient |= found
 
     def _find(self, optimizer: Any) -> "_Optimizer":
         known = self._optimizers.get(optimizer)
@@ -80,7 +92,8 @@ class ParameterFacts:
             self._fail(error)
 
     def _settle(self, step: Step, names: ModuleNames) -> None:
-        roots = [root for ref in step.roots if (root := ref()) is not None]
+        called = dict.fromkeys(segment.named.module_id for segment in step.segments)
+        roots = [root for one in called if (root := names.modules[one].module) is not None]
         read_at = (names.revision, *map(id, roots))
         self._steps_since += 1
         if self._is_stale or read_at != self._read_at or self._steps_since >= _READ_EVERY:
@@ -96,8 +109,11 @@ class ParameterFacts:
         for _, optimizer in self._optimizers.items():
             place = optimizer.places.get(id(parameter))
             if place is not None:
-                return _Fact(shape_of(parameter), dtype, place.requires_grad, optimizer.name, place.group)
-        return _Fact(shape_of(parameter), dtype, requires_grad_of(parameter), None, None)
+                return _Fact(
+                    shape_of(parameter), dtype, place.requires_grad, optimizer.name, place.group, None
+                )
+        has_gradient = id(parameter) in self._with_gradient
+        return _Fact(shape_of(parameter), dtype, requires_grad_of(parameter), None, None, has_gradient)
 
     def _fail(self, error: Exception) -> None:
         self._names = None
@@ -119,6 +135,7 @@ class ParameterFacts:
             "requires_grad": [fact.requires_grad for fact in facts],
             "optimizer": [fact.optimizer for fact in facts],
             "param_group": [fact.group for fact in facts],
+            "has_gradient": [fact.has_gradient for fact in facts],
         }
 
 

@@ -1,0 +1,367 @@
+"""Finds parameters that an optimizer holds and that never get a gradient, and the module that is the reason."""
+
+from collections import defaultdict
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+from ...recording.phase import FORWARD, PHASES, RECOMPUTE
+from ...recording.role import GRAD_OUTPUT, OUTPUT, PARAMETER, PARAMETER_GRAD
+from ...recording.suggestions import count_of, first_few
+from ..tables.columns import column_of, phase_codes
+from ..tables.parameter_facts import Parameter, read_parameters
+from ..tables.placement import Module, read_modules
+from ..tables.sampled_steps import SampledSteps
+from ..tables.values import PlacedValues
+from .check import check
+from .finding import CannotCheck, Finding, Severity
+from .names import name_alike, name_steps_of
+
+#: Roles that tell whether gradients flow.
+_ROLES = (OUTPUT, GRAD_OUTPUT, PARAMETER, PARAMETER_GRAD)
+
+_RECORD_VALUES = "record --values stats (values='stats')"
+
+
+@check("no-gradient", about="parameters in an optimizer that never get a gradient", needs="values")
+def NO_GRADIENT(run: SampledSteps) -> Iterator[Finding]:
+    """Finds where the way of the gradients ends."""
+    known = read_parameters(run.data)
+    if not any(parameter.optimizer for parameter in known):
+        raise CannotCheck("no optimizer was seen to step")
+    flow = _Flow(run)
+    if not flow.has_gradients:
+        raise CannotCheck("gradients of parameters were not recorded", _RECORD_VALUES)
+    without = [parameter for parameter in known if flow.is_without(parameter)]
+    without = [parameter for parameter in without if parameter.site_id not in flow.find_ever([*without])]
+    reasons: dict[tuple[_Kind, int], list[Parameter]] = defaultdict(list)
+    for parameter in without:
+        kind, module = flow.find_reason(parameter)
+        reasons[kind, module.module_id].append(parameter)
+    for kind, group in _merge(reasons, flow):
+        yield _DESCRIBE[kind](group, run)
+
+
+#: Why parameters get no gradient.
+_Kind = Literal["no grad mode", "detaching", "not reached", "compiled", "not called", "not used"]
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Modules that are alike, and the parameters in them that get no gradient for the same reason."""
+
+    modules: Sequence[Module]
+    parameters: Sequence[Parameter]
+    before: Sequence[Module] = ()  # modules called before, to which no gradient comes for that reason
+    has_called_siblings: bool = False  # whether modules of the same type beside them were called
+
+    def finding(self, run: SampledSteps, severity: Severity, text: str, remedy: str) -> Finding:
+        """Returns the finding about the group."""
+        names = [parameter.name for parameter in self.parameters]
+        first = self.modules[0]
+        root = read_modules(run.data).get(first.root_id)
+        return Finding(
+            severity=severity,
+            text=text,
+            remedy=remedy,
+            evidence=(
+                f"without a gradient: {first_few(names, 4)}",
+                *(
+                    [f"called before it, and not reached either: {name_alike(self.before)}"]
+                    if self.before
+                    else []
+                ),
+            ),
+            rests_on=name_steps_of(run),
+            root=None if root is None else root.name or root.type,
+            path=first.path,
+            parameter=self.parameters[0].slot,
+            step=int(run.numbers[0]),
+        )
+
+    @property
+    def get(self) -> str:
+        """How many get no gradient."""
+        return f"{count_of(len(self.parameters), 'parameter')} {'gets' if len(self.parameters) == 1 else 'get'} none"
+
+    @property
+    def name(self) -> str:
+        """The names of the modules."""
+        return name_alike(self.modules)
+
+    def verb(self, one: str, many: str) -> str:
+        """Returns the verb for one module or several."""
+        return one if len(self.modules) == 1 else many
+
+
+class _Flow:
+    """Where gradients were seen in the sampled steps."""
+
+    def __init__(self, run: SampledSteps) -> None:
+        self._run = run
+        self.modules = read_modules(run.data)
+        self._values: PlacedValues = run.values(*_ROLES)
+
+    def _modules_of(self, role: str, *, requiring: bool | None = None) -> frozenset[int]:
+        """Returns the ids of the modules with rows of a role, and with this `requires_grad` if one is asked for."""
+        rows = self._values.is_of(role)
+        if requiring is not None:
+            known = np.array(self._values.table["requires_grad"].to_pylist(), object)
+            rows &= known == requiring
+        return frozenset(self._to_merged(np.unique(self._values.module[rows]).tolist()))
+
+    def _to_merged(self, module_ids: Sequence[int]) -> Iterator[int]:
+        """Yields the ids of modules, in which a wrapper and what it wraps are one."""
+        return (self.modules[one].module_id for one in module_ids if one in self.modules)
+
+    @cached_property
+    def _sites_of(self) -> dict[str, frozenset[int]]:
+        values = self._values
+        return {
+            role: frozenset(np.unique(values.site_id[values.is_of(role)]).tolist())
+            for role in (PARAMETER, PARAMETER_GRAD)
+        }
+
+    @property
+    def has_gradients(self) -> bool:
+        """True if the gradient of a parameter was measured."""
+        return bool(self._sites_of[PARAMETER_GRAD])
+
+    @cached_property
+    def _with_gradient(self) -> frozenset[tuple[int, str]]:
+        """The modules and slots of the parameters whose gradients were measured in the sampled steps."""
+        return self._owners(np.array([*self._sites_of[PARAMETER_GRAD]], np.int64))
+
+    def _owners(self, site_ids: np.ndarray) -> frozenset[tuple[int, str]]:
+        sites = [self._run.sites[site] for site in site_ids.tolist()]
+        return frozenset((site.module_id, site.slot) for site in sites if site.module_id is not None)
+
+    def is_without(self, parameter: Parameter) -> bool:
+        """Returns whether an optimizer updates a parameter that requires a gradient, and none was measured."""
+        is_trained = parameter.requires_grad and parameter.optimizer is not None
+        was_stepped = parameter.site_id in self._sites_of[PARAMETER]
+        return is_trained and was_stepped and self._key(parameter) not in self._with_gradient
+
+    def _key(self, parameter: Parameter) -> tuple[int, str]:
+        site = self._run.sites[parameter.site_id]
+        return (-1 if site.module_id is None else site.module_id, parameter.slot)
+
+    def find_ever(self, parameters: Sequence[Parameter]) -> frozenset[int]:
+        """Returns the sites of those parameters that had a gradient in any step of the recording."""
+        if not parameters:
+            return frozenset()
+        gradients = self._run.sites_of(PARAMETER_GRAD)
+        keys = {self._key(parameter): parameter.site_id for parameter in parameters}
+        wanted = [
+            site
+            for site in gradients.tolist()
+            if (self._run.sites[site].module_id, self._run.sites[site].slot) in keys
+        ]
+        rows = self._run.find("values", ["site_id"], site_id=np.array(wanted, np.int64))
+        return frozenset(keys[key] for key in self._owners(np.unique(column_of(rows, "site_id"))))
+
+    # Why a parameter has no gradient.
+
+    @cached_property
+    def _called(self) -> dict[int, int]:
+        """The modules that were called, by the order in which that first happened."""
+        calls = self._run.rows("calls")
+        phase = phase_codes(calls["phase"])
+        is_run = np.isin(phase, [PHASES.index(FORWARD), PHASES.index(RECOMPUTE)])
+        called = column_of(calls, "module_id")[is_run]
+        order = np.argsort(column_of(calls, "start_ns")[is_run], kind="stable")
+        merged = dict.fromkeys(self._to_merged(called[order].tolist()))
+        return {module_id: number for number, module_id in enumerate(merged)}
+
+    def find_caller(self, module: Module) -> int | None:
+        """Returns the innermost called module that holds a module; None for a root."""
+        _, *above = self._above(module)
+        return next((one.module_id for one in above if one.module_id in self._called), None)
+
+    def has_called_siblings(self, module: Module) -> bool:
+        """Returns whether a module of the same type and in the same module was called."""
+        called = (self.modules[one] for one in self._called)
+        return any(one.parent_id == module.parent_id and one.type == module.type for one in called)
+
+    def order(self, module: Module) -> int:
+        """Returns the number of a module in the order of first calls; -1 if it was not called."""
+        return self._called.get(module.module_id, -1)
+
+    @cached_property
+    def _with_called(self) -> frozenset[int]:
+        """The modules that were called, and those that hold one that was."""
+        called = [self.modules[one] for one in self._called]
+        return frozenset(above.module_id for module in called for above in self._above(module))
+
+    @cached_property
+    def _compiled(self) -> frozenset[int]:
+        calls = self._run.rows("calls")
+        is_one = column_of(calls, "compiled").astype(bool)
+        return frozenset(self._to_merged(np.unique(column_of(calls, "module_id")[is_one]).tolist()))
+
+    @cached_property
+    def _measured(self) -> frozenset[int]:
+        return self._modules_of(OUTPUT)
+
+    @cached_property
+    def _requiring(self) -> frozenset[int]:
+        """The modules of which an output required a gradient, in a forward or in a recompute."""
+        return self._modules_of(OUTPUT, requiring=True)
+
+    @cached_property
+    def _not_requiring(self) -> frozenset[int]:
+        return self._modules_of(OUTPUT, requiring=False) - self._requiring
+
+    @cached_property
+    def _reached(self) -> frozenset[int]:
+        """The modules at whose outputs a gradient came."""
+        return self._modules_of(GRAD_OUTPUT)
+
+    def _above(self, module: Module) -> Iterator[Module]:
+        """Yields a module and those that it is registered in, innermost first."""
+        above: Module | None = module
+        while above is not None:
+            yield above
+            above = None if above.parent_id is None else self.modules.get(above.parent_id)
+
+    def find_reason(self, parameter: Parameter) -> "tuple[_Kind, Module]":
+        """Returns why a parameter has no gradient, and the module in which that is so."""
+        module = parameter.module
+        chain = [*self._above(module)]
+        ids = [above.module_id for above in chain]
+        if any(one in self._compiled for one in ids):
+            return "compiled", next(above for above in chain if above.module_id in self._compiled)
+        if module.module_id not in self._called:
+            # The outermost module that was never called, nor anything in it.
+            return "not called", list(_while(chain, self._with_called))[-1]
+        measured = [above for above in chain if above.module_id in self._measured]
+        blocked = next(
+            (at for at, above in enumerate(measured) if above.module_id in self._not_requiring), None
+        )
+        if blocked == 0:
+            without = list(_while(measured, self._requiring))
+            return "no grad mode", without[-1]
+        if blocked is not None:
+            return "detaching", measured[blocked]
+        if module.module_id in self._reached:
+            return "not used", module
+        unreached = list(_while(measured, self._reached))
+        return "not reached", (unreached or [module])[-1]
+
+
+def _while(chain: Sequence[Module], ended_by: Container[int]) -> Iterator[Module]:
+    """Yields modules from the innermost on, up to the first that is one of `ended_by`."""
+    for module in chain:
+        if module.module_id in ended_by:
+            return
+        yield module
+
+
+def _merge(reasons: dict[tuple[_Kind, int], list[Parameter]], flow: _Flow) -> Iterator[tuple[_Kind, _Group]]:
+    """Yields the groups of parameters that one reason explains.
+
+    Modules of one type in the same module that have one reason are one group. Of modules to which no gradient comes
+    that of the last call is named, as it is the next to where the gradients end. If a later call in the same module
+    runs without gradients, that explains it.
+    """
+    unreached: dict[int | None, list[Module]] = defaultdict(list)  # by the module that calls them
+    alike: dict[tuple[_Kind, int | None, str], list[Module]] = defaultdict(list)
+    for kind, module_id in reasons:
+        module = flow.modules[module_id]
+        if kind == "not reached":
+            unreached[flow.find_caller(module)].append(module)
+        else:
+            alike[kind, module.parent_id, module.type].append(module)
+    for (kind, _, _), modules in alike.items():
+        before: list[Module] = []
+        if kind in ("no grad mode", "detaching"):
+            first, caller = min(map(flow.order, modules)), flow.find_caller(modules[0])
+            before = [module for module in unreached[caller] if flow.order(module) < first]
+            unreached[caller] = [module for module in unreached[caller] if module not in before]
+        group = _group(reasons, kind, modules, before)
+        yield kind, replace(group, has_called_siblings=flow.has_called_siblings(modules[0]))
+    for modules in filter(None, unreached.values()):
+        *before, last = sorted(modules, key=flow.order)
+        yield "not reached", _group(reasons, "not reached", [last], before)
+
+
+def _group(
+    reasons: dict[tuple[_Kind, int], list[Parameter]],
+    kind: _Kind,
+    modules: Sequence[Module],
+    before: Sequence[Module],
+) -> _Group:
+    keys = [(kind, module.module_id) for module in modules]
+    keys += [("not reached", module.module_id) for module in before]
+    return _Group(modules, [parameter for key in keys for parameter in reasons[key]], before)
+
+
+def _without_grad_mode(group: _Group, run: SampledSteps) -> Finding:
+    runs = group.verb("runs", "run")
+    return group.finding(
+        run,
+        "error",
+        f"{group.name} {runs} without gradients: {group.get}",
+        "call it outside of torch.no_grad(); if a checkpoint calls it, use_reentrant=False, or "
+        "x.requires_grad_() on its input (transformers: model.enable_input_require_grads())",
+    )
+
+
+def _detaching(group: _Group, run: SampledSteps) -> Finding:
+    returns = group.verb("returns", "return")
+    return group.finding(
+        run,
+        "error",
+        f"{group.name} {returns} what requires no gradient, though what is in it does: {group.get}",
+        "look in its forward for detach(), .data, .item(), numpy, argmax, or torch.no_grad()",
+    )
+
+
+def _not_reached(group: _Group, run: SampledSteps) -> Finding:
+    return group.finding(
+        run,
+        "warning",
+        f"no gradient comes back to what {group.name} returns: {group.get}",
+        "what reads it detaches it, or nothing does: after record --ops, modtrace graph shows who reads it",
+    )
+
+
+def _not_called(group: _Group, run: SampledSteps) -> Finding:
+    is_ = group.verb("is", "are")
+    return group.finding(
+        run,
+        "warning" if group.has_called_siblings else "note",
+        f"{group.name} {is_} never called: {group.get}",
+        "call it in the forward, or leave it out of the model and the optimizer",
+    )
+
+
+def _not_used(group: _Group, run: SampledSteps) -> Finding:
+    return group.finding(
+        run,
+        "note",
+        f"{group.name} {group.verb('does', 'do')} not use all parameters: {group.get}",
+        "use them, or leave them out",
+    )
+
+
+def _in_compiled(group: _Group, run: SampledSteps) -> Finding:
+    return group.finding(
+        run,
+        "warning",
+        f"{group.get} inside of {group.name}, which runs compiled",
+        "record without torch.compile, so that the modules inside are seen",
+    )
+
+
+_DESCRIBE: Mapping[_Kind, Callable[[_Group, SampledSteps], Finding]] = {
+    "no grad mode": _without_grad_mode,
+    "detaching": _detaching,
+    "not reached": _not_reached,
+    "compiled": _in_compiled,
+    "not called": _not_called,
+    "not used": _not_used,
+}

@@ -1,0 +1,142 @@
+"""Parameters without a gradient are found with the module that is the reason, and healthy models are left alone."""
+
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from helpers.health_models import (
+    FAMILIES,
+    CallBlock,
+    Stack,
+    behind_detach,
+    beside,
+    in_reentrant_checkpoint,
+    skipped,
+    train,
+    without_grad,
+)
+from modtrace.analysis.findings.finding import Finding
+
+CHECKS = ["no-gradient", "not-in-optimizer"]
+
+
+class _Detaching(nn.Module):
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.inner = block
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(self.inner(x).detach().numpy())
+
+
+def _find(model: nn.Module, **options: object) -> tuple[Finding, ...]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of a checkpoint over inputs without gradients
+        return train(model, **options).findings(only=CHECKS).findings
+
+
+def _call_otherwise(number: int, how: CallBlock) -> Callable[[Stack], None]:
+    return lambda model: model.call_block.update({number: how})
+
+
+def _checkpoint_all(model: Stack) -> None:
+    model.embed.requires_grad_(False)
+    model.call_block.update(dict.fromkeys(range(3), in_reentrant_checkpoint))
+
+
+def _wrap(model: Stack) -> None:
+    model.blocks[1] = _Detaching(model.blocks[1])
+
+
+PLANTED = {
+    "no_grad around a block": (
+        _call_otherwise(1, without_grad),
+        "error",
+        "blocks.1",
+        "runs without gradients",
+    ),
+    "reentrant checkpoints over a frozen embedding": (
+        _checkpoint_all,
+        "error",
+        "blocks.0",
+        "blocks.0..2 run with",
+    ),
+    "numpy in a forward": (_wrap, "error", "blocks.1", "returns what requires no gradient"),
+    "detach before a block": (
+        _call_otherwise(2, behind_detach),
+        "warning",
+        "blocks.1",
+        "comes back to what blocks.1",
+    ),
+    "unused output": (
+        _call_otherwise(1, beside),
+        "warning",
+        "blocks.1",
+        "comes back to what blocks.1 returns",
+    ),
+    "block that is not called": (
+        _call_otherwise(1, skipped),
+        "warning",
+        "blocks.1",
+        "blocks.1 is never called",
+    ),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("planted", PLANTED)
+def test_reason_is_named(family: str, planted: str) -> None:
+    plant, severity, path, text = PLANTED[planted]
+    model = Stack(FAMILIES[family])
+    plant(model)
+    first, *others = _find(model, parameters=[one for one in model.parameters() if one.requires_grad])
+    assert (first.severity, first.path) == (severity, path)
+    assert text in first.text
+    assert first.root == "Stack"
+    assert not others  # what comes from the same fault is not told again
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_healthy_models_are_left_alone(family: str) -> None:
+    model = Stack(FAMILIES[family])
+    assert not _find(model)
+    model.call_block.update(dict.fromkeys(range(3), in_reentrant_checkpoint))
+    assert not _find(model)
+    model.embed.requires_grad_(False)
+    model.call_block.clear()
+    assert not _find(model, parameters=[one for one in model.parameters() if one.requires_grad])
+
+
+def test_parameter_that_the_forward_does_not_use_is_a_note() -> None:
+    model = Stack(FAMILIES["attention"])
+    model.blocks[0].scale = nn.Parameter(torch.ones(1))
+    [found] = _find(model)
+    assert (found.severity, found.path, found.parameter) == ("note", "blocks.0", "scale")
+
+
+def test_parameters_in_no_optimizer_are_found_if_they_get_gradients() -> None:
+    model = Stack(FAMILIES["recurrent"])
+    model.blocks[0].scale = nn.Parameter(torch.ones(1))  # gets no gradient either
+    of_head = set(model.head.parameters())
+    [found] = _find(model, parameters=[one for one in model.parameters() if one not in of_head])[:1]
+    assert (found.check, found.severity, found.path) == ("not-in-optimizer", "warning", "head")
+    assert "2 parameters get gradients" in found.text
+
+
+def test_frozen_parameters_in_an_optimizer_are_a_note() -> None:
+    model = Stack(FAMILIES["attention"])
+    model.blocks[1].requires_grad_(False)
+    [found] = _find(model)
+    assert (found.severity, found.path) == ("note", "blocks.1.qkv")
+    assert "AdamW holds 4 frozen of 15 parameters" in found.text
+
+
+def test_what_was_not_recorded_is_not_checked() -> None:
+    rec = train(Stack(FAMILIES["attention"]), values=None)
+    found = rec.findings(only=["no-gradient"])
+    assert not found.checked and not found.ok
+    [unchecked] = found.unchecked
+    assert "--values stats" in unchecked.remedy and "values='stats'" in unchecked.remedy
