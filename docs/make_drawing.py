@@ -65,6 +65,7 @@ ABOUT = {
     "analysis/alignment": "which rows of two runs are the same",
     "analysis/divergence": "who made a difference",
     "analysis/ranks": "which rank is unlike others",
+    "analysis/findings": "what is wrong with a run",
     "analysis/report": "tables of a report",
     "views/common": "numbers, columns",
     "views/text": "tables for a terminal",

@@ -66,6 +66,7 @@ ARGUMENTS = {
     "timeline": "run.modtrace -o run.trace.json",
     "plot": "run.modtrace -o run.png",
     "export": "run.modtrace -o run.parquet",
+    "check": "run.modtrace",
     "nonfinite": "run.modtrace",
     "recompute": "run.modtrace",
     "compare": "run.modtrace run.modtrace",

@@ -13,8 +13,10 @@ from modtrace.store.copy import write_recording
 
 PUBLIC = [
     "Above",
+    "CannotCheck",
     "Capture",
     "Dataset",
+    "Finding",
     "GraphStyle",
     "LiveRecording",
     "ModTracker",
@@ -31,6 +33,7 @@ PUBLIC = [
     "Recording",
     "TensorOptions",
     "__version__",
+    "check",
     "compare",
     "graph",
     "open_dataset",

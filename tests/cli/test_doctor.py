@@ -9,20 +9,20 @@ import pytest
 import torch
 
 from helpers.command_line import Command
-from modtrace.cli.doctor import Diagnosis, Finding, diagnose, render_diagnosis
+from modtrace.cli.doctor import Diagnosis, Support, diagnose, render_diagnosis
 
 DIAGNOSIS = Diagnosis(
     versions={"python": "3.11.7", "torch": "2.13.0+cpu", "pandas": None},
     cuda="not available",
     torch_names=(
-        Finding("torch._C._one", True, "everything"),
-        Finding("torch._two", True, "telling recompute"),
+        Support("torch._C._one", True, "everything"),
+        Support("torch._two", True, "telling recompute"),
     ),
     torch_problem=None,
     kernel="compiled",
     tensor_ids="not compiled when modtrace was installed: ops cannot be recorded. Install a C compiler.",
     collectives="compiled",
-    programs=(Finding("dot", False, "graphs as pictures (Graphviz)"),),
+    programs=(Support("dot", False, "graphs as pictures (Graphviz)"),),
 )
 
 
@@ -43,7 +43,7 @@ def test_diagnosis_is_a_line_for_each_part_of_80_columns() -> None:
 
 def test_names_of_torch_that_are_missing_are_told() -> None:
     lost = "telling the recompute of a checkpoint from the forward that it repeats, and its time"
-    diagnosis = replace(DIAGNOSIS, torch_names=(*DIAGNOSIS.torch_names, Finding("torch._three", False, lost)))
+    diagnosis = replace(DIAGNOSIS, torch_names=(*DIAGNOSIS.torch_names, Support("torch._three", False, lost)))
     assert render_diagnosis(diagnosis).split("torch names  ")[1] == (
         "1 of the 3 that modtrace needs are missing\n"
         "dot          missing: graphs as pictures (Graphviz)\n"
@@ -55,7 +55,7 @@ def test_names_of_torch_that_are_missing_are_told() -> None:
 
 
 def test_all_names_of_torch_are_a_table() -> None:
-    names = (DIAGNOSIS.torch_names[0], Finding("torch._two", False, "telling recompute from forward"))
+    names = (DIAGNOSIS.torch_names[0], Support("torch._two", False, "telling recompute from forward"))
     text = render_diagnosis(replace(DIAGNOSIS, torch_names=names), with_all=True)
     assert text.split("\n\n")[1] == (
         "name of torch           what is lost without it\n"

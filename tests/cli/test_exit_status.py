@@ -97,7 +97,9 @@ def test_recorded_program_ends_as_it_ends_under_python_and_its_recording_is_clos
     assert [(body, *pair) for body, pair in ends.items() if pair[0] != pair[1]] == []
     for at, mark in enumerate(MARKS.values()):
         rec = modtrace.open_recording(tmp_path / f"program_{at}.modtrace")
-        assert rec.meta.marks == (() if mark is None else (mark,))
+        assert [re.sub(r", at program_\d+\.py:\d+$", "", one) for one in rec.meta.marks] == [
+            *filter(None, [mark])
+        ]
 
 
 def _without_runpy(end: End) -> End:

@@ -118,11 +118,11 @@ def test_handler_of_the_programs_own_and_a_forked_child_hear_sigterm_as_without_
 
 def test_exception_is_told_with_the_steps(tmp_path: Path) -> None:
     done = run(tmp_path, "record", "train.py", script=TRAIN + "raise ValueError('boom')\n", status=1)
-    assert closing_line(done) == (
-        f"modtrace: recorded 5 steps, ROWS; the run ended by ValueError: boom; step 3 was the last to end. {END}"
-    )
+    line = len((tmp_path / "train.py").read_text().splitlines())
+    mark = f"the run ended by ValueError: boom, at train.py:{line}; step 3 was the last to end"
+    assert closing_line(done) == f"modtrace: recorded 5 steps, ROWS; {mark}. {END}"
     shown = run(tmp_path, "show", "train.modtrace")
-    assert "! the run ended by ValueError: boom; step 3 was the last to end" in shown.stdout
+    assert f"! {mark}" in shown.stdout
 
 
 def test_processes_that_may_have_trained_are_counted_and_others_are_not(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from modtrace.recording.schema import schemas
 #: By the name of what is asked of a recording; `write...` is asked for the files it writes.
 QUESTIONS: dict[str, Callable[[Any], Any]] = {
     "data": lambda rec: rec.data.meta.complete,
+    "findings": lambda rec: rec.findings(),
     "first_nonfinite": lambda rec: rec.first_nonfinite(),
     "frame": lambda rec: len(rec.frame("calls")),
     "graph": lambda rec: _ask_graph(rec.graph()),
@@ -66,6 +67,8 @@ ARGUMENTS = [
     "export run.modtrace -o export.trace.json",
     "export run.modtrace -o explorer.json --format model-explorer",
     "export run.modtrace -o export.dot",
+    "check run.modtrace",
+    "check run.modtrace --json",
     "nonfinite run.modtrace",
     "nonfinite run.modtrace --json",
     "nonfinite run.modtrace --all --json",

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from ..analysis.divergence.answer import Comparison
 from ..analysis.findings.all_checks import CHECKS
-from ..analysis.findings.check import Check, run_checks
+from ..analysis.findings.check import RunCheck, run_checks
 from ..analysis.findings.finding import Findings
 from ..analysis.modules.module_tree import ModuleTree, build_module_tree
 from ..analysis.ops.groups import GroupedBy
@@ -243,7 +243,7 @@ class Recording(answers.Displayed):
         *,
         only: Collection[str] = (),
         ignore: Collection[str] = (),
-        also: Sequence[Check] = (),
+        also: Sequence[RunCheck] = (),
         thresholds: Mapping[str, float] | None = None,
     ) -> Findings:
         """Returns what is wrong with the run, worst first, and what could not be checked.

@@ -22,7 +22,7 @@ _PROGRAMS = {"dot": "graphs as pictures (Graphviz)"}
 
 
 @dataclass(frozen=True)
-class Finding:
+class Support:
     """Something that modtrace uses, with its purpose or with what is lost without it."""
 
     name: str
@@ -39,9 +39,9 @@ class Diagnosis:
     kernel: str  # the code that measures values in main memory
     tensor_ids: str  # the code that tells tensors of ops apart
     collectives: str  # the code that notes collectives where they are called
-    torch_names: tuple[Finding, ...]  # private names of torch that modtrace uses
+    torch_names: tuple[Support, ...]  # private names of torch that modtrace uses
     torch_problem: str | None  # why the names could not be searched for; None if they could
-    programs: tuple[Finding, ...]
+    programs: tuple[Support, ...]
 
 
 @click.command()
@@ -73,7 +73,7 @@ def diagnose() -> Diagnosis:
         collectives=_describe_part(COLLECTIVES, missing),
         torch_names=names,
         torch_problem=problem,
-        programs=tuple(Finding(name, shutil.which(name) is not None, use) for name, use in _PROGRAMS.items()),
+        programs=tuple(Support(name, shutil.which(name) is not None, use) for name, use in _PROGRAMS.items()),
     )
 
 
@@ -86,11 +86,11 @@ def _version(library: str) -> str | None:
         return None
 
 
-def _check_torch_names() -> tuple[tuple[Finding, ...], str | None]:
+def _check_torch_names() -> tuple[tuple[Support, ...], str | None]:
     try:
         from ..torch_internals.private_names import check_all
 
-        return tuple(Finding(*name) for name in check_all()), None
+        return tuple(Support(*name) for name in check_all()), None
     except Exception as error:  # a broken torch may raise anything, which must be reported
         return (), f"{type(error).__name__}: {error}"
 
@@ -164,7 +164,7 @@ def _render_missing(diagnosis: Diagnosis, color: bool) -> str:
     return render_lines(lines, color=color)
 
 
-def _render_all(findings: Sequence[Finding], color: bool) -> str:
+def _render_all(findings: Sequence[Support], color: bool) -> str:
     states = [Text("found", "green") if finding.found else Text("missing", "red") for finding in findings]
     columns = [
         Column("name of torch", [Text(finding.name) for finding in findings], right=False),

@@ -147,11 +147,11 @@ class FailureReporter:
             f"rows may be missing from step {first} on: {type(error).__name__} while they were written"
         )
 
-    def run_ended(self, error: BaseException) -> None:
-        """Reports the exception that ended the run, unless it is a clean exit."""
+    def run_ended(self, error: BaseException, line: str | None = None) -> None:
+        """Reports the exception that ended the run, with the line that raised it, unless it is a clean exit."""
         if is_clean_exit(error):
             return
-        text = f"{RUN_ENDED} {describe_error(error)}"
+        text = f"{RUN_ENDED} {describe_error(error)}" + (f", at {line}" if line else "")
         steps = self._step()
         self._sink.mark(f"{text}; step {steps - 1} was the last to end" if steps else text)
 

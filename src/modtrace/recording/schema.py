@@ -262,8 +262,8 @@ table values                      the statistics of one tensor at one site, step
     stage           int32?        later: of a pipeline, as in `calls`
     requires_grad   bool?         of what a module is given or returns: whether a gradient can be asked of it
 
-table parameters                  a parameter of a model that trains, as the first recorded training step ends; again
-                                  when a later step finds something of it changed
+table parameters                  a parameter of a model that trains; again when a later step finds something of it
+                                  changed
     step            int32
     site_id         int32         its row of `sites`; of a parameter with several owners that of the first
     shape           list<int64>

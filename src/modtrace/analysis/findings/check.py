@@ -15,7 +15,7 @@ Find = Callable[..., Iterable[Finding]]
 
 
 @dataclass(frozen=True)
-class Check:
+class RunCheck:
     """One thing that may be wrong with a run, and the function that finds it."""
 
     name: str
@@ -34,7 +34,7 @@ class Check:
         return self.find(run, **thresholds)
 
 
-def check(name: str, *, about: str, needs: str = "") -> Callable[[Find], Check]:
+def check(name: str, *, about: str, needs: str = "") -> Callable[[Find], RunCheck]:
     """Makes a check of a function, which takes a `SampledSteps` and yields each `Finding`.
 
     Further arguments of the function are thresholds: numbers with defaults, which users may set. The function raises
@@ -45,12 +45,12 @@ def check(name: str, *, about: str, needs: str = "") -> Callable[[Find], Check]:
         about: what it finds: `parameters that never get a gradient`.
         needs: what has to be recorded: `values`; "" if calls are enough.
     """
-    return lambda find: Check(name, about, needs, find)
+    return lambda find: RunCheck(name, about, needs, find)
 
 
 def run_checks(
     data: RecordingData,
-    checks: Sequence[Check],
+    checks: Sequence[RunCheck],
     *,
     only: Collection[str] = (),
     ignore: Collection[str] = (),
@@ -69,9 +69,12 @@ def run_checks(
         ValueError: there is no such check or threshold.
     """
     given = _split_thresholds(checks, thresholds or {})
+    there = [known.name for known in checks]
     for argument, names in (("only", only), ("ignore", ignore)):
         for name in names:
-            _require(name, [known.name for known in checks], f"{argument}={name!r}: no check")
+            if name not in there:
+                hint = f"{did_you_mean(name, there)} There are: {', '.join(there)}"
+                raise ValueError(f"{argument}={name!r}: no check of this name.{hint}")
     chosen = [one for one in checks if (not only or one.name in only) and one.name not in ignore]
     run = sample_steps(data)
     findings: list[Finding] = []
@@ -90,18 +93,15 @@ def run_checks(
 
 
 def _split_thresholds(
-    checks: Sequence[Check], thresholds: Mapping[str, float]
+    checks: Sequence[RunCheck], thresholds: Mapping[str, float]
 ) -> dict[str, dict[str, float]]:
     """Returns thresholds by check and name."""
     known = {f"{one.name}.{name}": (one.name, name) for one in checks for name in one.thresholds}
     given: dict[str, dict[str, Any]] = {}
     for name, value in thresholds.items():
-        _require(name, list(known), f"thresholds={{{name!r}: ...}}: no threshold")
+        if name not in known:
+            hint = f"{did_you_mean(name, known)} There are: {', '.join(known)}"
+            raise ValueError(f"thresholds={{{name!r}: ...}}: no threshold of this name.{hint}")
         of_check, threshold = known[name]
         given.setdefault(of_check, {})[threshold] = value
     return given
-
-
-def _require(name: str, known: Sequence[str], problem: str) -> None:
-    if name not in known:
-        raise ValueError(f"{problem} of this name.{did_you_mean(name, known)} There are: {', '.join(known)}")

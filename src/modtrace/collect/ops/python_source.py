@@ -2,6 +2,7 @@
 
 import os
 import sys
+import traceback
 from types import CodeType
 from typing import Any
 
@@ -59,11 +60,23 @@ class SourceLines:
     def _is_of_user(self, code: CodeType) -> bool:
         found = self._is_users.get(code)
         if found is None:
-            found = not code.co_filename.startswith(_NOT_THE_USERS) and not code.co_filename.startswith(
-                "<frozen"
-            )
-            self._is_users[code] = found
+            found = self._is_users[code] = is_of_user(code)
         return found
+
+
+def is_of_user(code: CodeType) -> bool:
+    """Returns whether code is neither torch's, nor ours, nor Python's own."""
+    return not code.co_filename.startswith((*_NOT_THE_USERS, "<frozen"))
+
+
+def find_line(error: BaseException) -> str | None:
+    """Returns the innermost line of the user's in the traceback of an error, as `train.py:31`; None for none."""
+    lines = traceback.walk_tb(error.__traceback__)
+    found = [(frame.f_code, line) for frame, line in lines if is_of_user(frame.f_code)]
+    if not found:
+        return None
+    code, line = found[-1]
+    return f"{os.path.basename(code.co_filename)}:{line}"
 
 
 class PythonNames(TorchFunctionMode):

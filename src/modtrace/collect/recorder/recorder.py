@@ -21,6 +21,7 @@ from ..log.segments import Segment
 from ..log.thread_log import Backward
 from ..names.given_models import roots_of
 from ..ops.mode import OpKeeper
+from ..ops.python_source import find_line
 from ..ops.recorder import OpRecorder
 from ..scopes import process
 from ..scopes.tracker import ScopeTracker
@@ -171,7 +172,7 @@ class Recorder(Listener):
         texts = self._leave()
         failure = None if self._nonfinite.has_raised(error) else error
         if failure is not None:
-            self._reporter.run_ended(failure)
+            self._reporter.run_ended(failure, find_line(failure) if isinstance(failure, Exception) else None)
         with self._lock:
             self._take_ops(self._finder.current)
             self._finder.finish(time.perf_counter_ns(), () if self._ops is None else self._ops.early)

@@ -1,0 +1,80 @@
+"""Finds the module and the op in which the run failed, with the shapes that it was given."""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from ...recording.meta import RUN_ENDED
+from ..tables.calls import Calls, read_calls
+from ..tables.columns import column_of
+from ..tables.placement import Placer
+from ..tables.sampled_steps import SampledSteps
+from .check import check
+from .finding import CannotCheck, Finding
+
+#: What torch says if it cannot have memory; another check tells more of it.
+_OUT_OF_MEMORY = ("OutOfMemoryError", "can't allocate memory")
+
+
+@check("failed", about="the call and the op that raised the error that ended the run")
+def FAILED(run: SampledSteps) -> Iterator[Finding]:
+    """Finds the innermost call that the error left."""
+    if not run.data.table("calls").num_rows:
+        raise CannotCheck("no calls were recorded")
+    mark = next((mark for mark in run.data.meta.marks if mark.startswith(RUN_ENDED)), None)
+    if mark is None or any(said in mark for said in _OUT_OF_MEMORY):
+        return
+    step = int(column_of(run.data.table("calls"), "step").max())
+    calls = read_calls(run.rows("calls", np.array([step])), Placer(run.data), step)
+    raised = np.flatnonzero(calls.raised & calls.in_step)
+    if not len(raised):
+        return
+    call = int(raised[np.argmax(calls.start_ns[raised])])
+    place = calls.name(int(calls.where[call]))
+    error = mark.removeprefix(RUN_ENDED).split("; step ")[0].strip()
+    op = _find_op(run, calls, call, step)
+    op_name = None if op is None else op["name"]
+    yield Finding(
+        severity="error",
+        text=f"{place.name} fails in step {step}: {error}",
+        remedy="compare the shapes with those of a step that ran, or of the layer before"
+        if op is not None
+        else "record --ops (ops=True) to learn the op and what it was given",
+        evidence=() if op is None else (_describe(run, op),),
+        root=place.root,
+        path=place.path,
+        op=op_name,
+        step=step,
+    )
+
+
+def _find_op(run: SampledSteps, calls: Calls, call: int, step: int) -> Mapping[str, Any] | None:
+    """Returns the row of the last op that raised in a call."""
+    ops = run.find("ops", call_id=calls.call_id[call : call + 1])
+    rows: list[Mapping[str, Any]] = [row for row in ops.to_pylist() if row["raised"] and row["step"] == step]
+    return rows[-1] if rows else None
+
+
+def _describe(run: SampledSteps, op: Mapping[str, Any]) -> str:
+    """Returns the op with the shapes and dtypes of its tensors: `aten.addmm.default(self: [2], mat1: [2, 4], ...)`."""
+    uses = run.find("uses", consumer_op=np.array([op["op_id"]])).to_pylist()
+    ids = np.array([use["tensor_id"] for use in uses], np.int64)
+    tensors = {row["tensor_id"]: row for row in run.find("tensors", tensor_id=ids).to_pylist()}
+    given = []
+    for use in uses:
+        tensor = tensors.get(use["tensor_id"])
+        if tensor is not None:
+            given.append(f"{use['slot']}: {tensor['shape']} {tensor['dtype'] or ''}".rstrip())
+    others = [f"{name}: {value}" for name, value in _read_args(op["args"]).items() if "$" not in str(value)]
+    line = f" at {op['source']}" if op["source"] else ""
+    return f"{op['name']} was given {', '.join([*given, *others]) or 'nothing'}{line}"
+
+
+def _read_args(args: str | None) -> Mapping[str, Any]:
+    try:
+        read = json.loads(args or "{}")
+    except ValueError:
+        return {}
+    return read if isinstance(read, dict) else {}

@@ -1,0 +1,78 @@
+"""Finds backwards that go through the graphs of ever more earlier steps."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ...recording.phase import BACKWARD, PHASES
+from ..tables.columns import ArrowTable, Column, build_table, column_of, find_rows, phase_codes, take
+from ..tables.placement import read_modules
+from ..tables.sampled_steps import SampledSteps
+from .check import check
+from .finding import CannotCheck, Finding
+from .names import name_steps_of
+
+#: Fewer earlier steps are what truncated backpropagation goes through.
+_FEW = 4
+
+
+@check(
+    "graph-over-steps",
+    about="backwards that go through the graphs of ever more earlier steps",
+    needs="backward times or ops",
+)
+def GRAPH_OVER_STEPS(run: SampledSteps, steps: float = _FEW) -> Iterator[Finding]:
+    """Finds a hidden state that is not detached: each step costs more than the one before.
+
+    Args:
+        run: the recording.
+        steps: the number of earlier steps from which on it is told; below, the number may stay as it is.
+    """
+    if not len(run.training):
+        raise CannotCheck("no training step has ended")
+    numbers = run.training[-len(run.numbers) :]
+    backward = _read_backward(run, numbers)
+    step, of_call, module = (column_of(backward, name) for name in ("step", "forward_step", "module_id"))
+    counts = _count_earlier(numbers, step, of_call)
+    last, reach = int(numbers[-1]), int(counts[-1])
+    grows = len(counts) > 1 and (np.diff(counts) >= 0).all() and reach > counts[0]
+    if reach < steps or not grows:
+        return
+    first = int(of_call[step == last].min())
+    kept = np.unique(module[(step == last) & (of_call < last)]).tolist()
+    modules = read_modules(run.data)
+    names = [modules[one] for one in kept if one in modules]
+    inner = max(names, key=lambda module: module.path.count("."), default=None)
+    where = "" if inner is None else f", as through {inner.path or inner.name or inner.type}"
+    yield Finding(
+        severity="error",
+        text=f"the backward of step {last} goes through calls of steps {first} to {last - 1}{where}",
+        remedy="detach() what is carried from one step to the next (a hidden state, a running sum)",
+        evidence=(f"that of step {int(numbers[0])} went through {int(counts[0])} earlier ones: it grows",),
+        rests_on=name_steps_of(run),
+        path=None if inner is None else inner.path,
+        step=last,
+    )
+
+
+def _read_backward(run: SampledSteps, numbers: Column) -> ArrowTable:
+    """Returns the backward calls of steps, with the step of the forward call of each."""
+    calls = run.find("calls", ["step", "module_id", "phase", "forward_call_id"], step=numbers)
+    is_backward = phase_codes(calls["phase"]) == PHASES.index(BACKWARD)
+    if not is_backward.any():
+        raise CannotCheck(
+            "calls of backwards were not recorded",
+            "record --backward-times (backward_times=True) or --ops (ops=True)",
+        )
+    ids = column_of(calls, "forward_call_id")[is_backward]
+    forwards = run.find("calls", ["call_id", "step"], call_id=np.unique(ids))
+    at, step = find_rows(column_of(forwards, "call_id"), ids), column_of(calls, "step")[is_backward]
+    of_call = np.where(at >= 0, take(column_of(forwards, "step"), at), step)
+    module = column_of(calls, "module_id")[is_backward]
+    return build_table({"step": step, "forward_step": of_call, "module_id": module})
+
+
+def _count_earlier(numbers: Column, step: Column, of_call: Column) -> Column:
+    """Returns for each step the number of earlier steps whose calls its gradients belong to."""
+    earlier = np.unique(np.stack([step, of_call])[:, of_call < step], axis=1)[0]
+    return np.array([np.count_nonzero(earlier == number) for number in numbers.tolist()])

@@ -1,0 +1,56 @@
+"""The call and the op that raised are found, with what the op was given."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import modtrace
+from helpers.health_models import FAMILIES, Stack, train
+
+
+def _fail(model: nn.Module, *given: torch.Tensor, **options: object) -> modtrace.Recording:
+    with pytest.raises(RuntimeError), modtrace.record(model, strict=True, **options) as rec:
+        model(*given)
+    return rec
+
+
+@pytest.mark.parametrize("ops", [False, True])
+def test_innermost_call_is_named(ops: bool) -> None:
+    model = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Sequential(nn.Linear(5, 2)))
+    [found] = _fail(model, torch.randn(3, 4), ops=ops).findings(only=["failed"]).findings
+    assert (found.severity, found.path, found.step) == ("error", "1.0", 0)
+    assert (
+        "1.0 fails in step 0: RuntimeError: mat1 and mat2 shapes cannot be multiplied (3x4 and 5x2)"
+        in found.text
+    )
+    assert Path(__file__).name in found.text  # the line
+    assert found.op == ("aten.addmm.default" if ops else None)
+    if ops:
+        assert "mat1: [3, 4] float32, mat2: [5, 2] float32" in found.evidence[0]
+    else:
+        assert "--ops (ops=True)" in found.remedy
+
+
+def test_op_outside_of_a_leaf_module_is_named_with_its_numbers() -> None:
+    class Reshaping(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x + 1).unfold(1, 9, 1)
+
+    [found] = (
+        _fail(nn.Sequential(Reshaping()), torch.randn(3, 4), ops=True).findings(only=["failed"]).findings
+    )
+    assert found.path == "0"
+    assert found.evidence == (
+        "aten.unfold.default was given self: [3, 4] float32, dimension: 1, size: 9, step: 1",
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_error_that_the_program_catches_and_one_outside_of_the_model_are_left_alone(family: str) -> None:
+    model = Stack(FAMILIES[family])
+    with modtrace.record(model, strict=True) as rec, pytest.raises(IndexError):
+        model(torch.full((2, 6), 99))
+    assert not rec.findings(only=["failed"]).findings
+    assert not train(model).findings(only=["failed"]).findings
