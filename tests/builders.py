@@ -96,11 +96,11 @@ class RecordingBuilder:
         return step
 
     def step(
-        self, step: int, start_ns: int, end_ns: int, *, kind: str = "train", overhead_ns: int | None = None
+        self, step: int, start_ns: int, end_ns: int, *, kind: str = "train", **columns: int | None
     ) -> int:
-        """A complete step; the calls that follow belong to it."""
+        """A complete step, with further columns; the calls that follow belong to it."""
         row = {"step": step, "kind": kind, "start_ns": start_ns, "end_ns": end_ns}
-        self._rows["steps"].append(row | {"overhead_ns": overhead_ns})
+        self._rows["steps"].append(row | {"overhead_ns": None} | columns)
         return self.begin_step(step)
 
     def call(

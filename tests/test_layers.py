@@ -111,6 +111,7 @@ MAY_IMPORT_INSIDE: dict[str, dict[str, set[str]]] = {
         "ranks": {"provenance", "values", "tables"},
         "findings": {"provenance", "values", "tables"},
         "report": {
+            "findings",
             "divergence",
             "provenance",
             "timeline",

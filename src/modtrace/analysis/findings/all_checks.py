@@ -3,6 +3,7 @@
 from .check import RunCheck
 from .failed_call import FAILED
 from .graph_over_steps import GRAPH_OVER_STEPS
+from .memory_growth import MEMORY_GROWTH
 from .no_gradient import NO_GRADIENT
 from .nonfinite_values import NONFINITE
 from .not_in_optimizer import NOT_IN_OPTIMIZER
@@ -14,4 +15,5 @@ CHECKS: tuple[RunCheck, ...] = (
     NO_GRADIENT,
     NOT_IN_OPTIMIZER,
     GRAPH_OVER_STEPS,
+    MEMORY_GROWTH,
 )

@@ -14,6 +14,10 @@ from ...recording.protocols import RecordingData
 from ..compile.compilations import Compilations, Reason
 from ..compile.kernels import CompiledInside, read_compiled
 from ..divergence.answer import AMPLIFIED, Comparison, Divergence
+from ..findings.all_checks import CHECKS
+from ..findings.check import run_checks
+from ..findings.finding import Finding
+from ..findings.nonfinite_values import NONFINITE
 from ..graph.columns import Graph
 from ..provenance.recompute import check_recomputes
 from ..provenance.search import find_absorbed, find_all
@@ -67,6 +71,11 @@ class Located:
         rows = (row for (root, path), row in self.modules.items() if module == (path or root))
         return ReportFinding(answer=answer, module=next(rows, NONE), step=self.find_step(step))
 
+    def build_finding_of_check(self, answer: Finding) -> ReportFinding:
+        """Returns what a check found, with the rows of its module and its step."""
+        module = self.modules.get((answer.root or "", answer.path or ""), NONE)
+        return ReportFinding(answer=answer, module=module, step=self.find_step(answer.step))
+
     def find_step(self, number: int | None) -> int:
         """Returns the row of a step."""
         return int(find_rows(self.steps, np.array([NONE if number is None else number]))[0])
@@ -99,6 +108,8 @@ def find_findings(
     if nothing := explain_empty(data):
         yield ReportFinding(answer=nothing)
     yield from map(located.build_finding, nonfinite)
+    checked = run_checks(data, CHECKS, ignore=(NONFINITE.name,))
+    yield from map(located.build_finding_of_check, checked.findings)
     if comparison is not None:
         first = comparison.first
         finding = located.build_finding(first) if first else ReportFinding(answer=comparison)

@@ -10,6 +10,7 @@ from ...recording.meta import Note
 from ..compile.compilations import Reason
 from ..compile.kernels import CompiledInside
 from ..divergence.answer import Comparison, Divergence
+from ..findings.finding import Finding
 from ..provenance.recompute import RecomputeCheck
 from ..tables.columns import Column
 from ..values.nonfinite import Absorbed, NonFinite
@@ -61,7 +62,16 @@ class ReportFinding:
 
     #: A finding that is a text quotes a mark of the recording.
     answer: (
-        NonFinite | Absorbed | RecomputeCheck | Comparison | Divergence | Reason | CompiledInside | Note | str
+        NonFinite
+        | Absorbed
+        | Finding
+        | RecomputeCheck
+        | Comparison
+        | Divergence
+        | Reason
+        | CompiledInside
+        | Note
+        | str
     )
     module: int = NONE
     node: int = NONE

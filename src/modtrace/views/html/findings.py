@@ -5,6 +5,7 @@ from typing import Any
 from ...analysis.compile.compilations import Reason
 from ...analysis.compile.kernels import CompiledInside
 from ...analysis.divergence.answer import Comparison, Divergence
+from ...analysis.findings.finding import Finding
 from ...analysis.provenance.recompute import RecomputeCheck
 from ...analysis.report.tables import ReportFinding
 from ...analysis.values.nonfinite import Absorbed, NonFinite
@@ -32,6 +33,8 @@ def _describe_answer(finding: ReportFinding) -> tuple[str, list[str]]:
             "absorbed: NaN or infinities that came to nothing",
             *describe_absorbed(answer.made),
         ]
+    if isinstance(answer, Finding):
+        return answer.severity, [answer.text, *answer.evidence, f"try: {answer.remedy}"]
     if isinstance(answer, RecomputeCheck):
         return "error" if answer.differences else "good", _lines(render_recompute(answer))
     if isinstance(answer, Comparison):
