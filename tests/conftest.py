@@ -53,6 +53,7 @@ def _state():
     from torch.nn.modules import module
     from torch.optim import optimizer
     from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+    from torch.utils.data.dataloader import DataLoader, _BaseDataLoaderIter
 
     return {
         "module pre-hooks": list(module._global_forward_pre_hooks),
@@ -63,6 +64,7 @@ def _state():
         "backward hooks": [*module._global_backward_hooks, *module._global_backward_pre_hooks],
         "optimizer hooks": [*optimizer._global_optimizer_pre_hooks, *optimizer._global_optimizer_post_hooks],
         "engine door": (torch.autograd.graph._engine_run_backward, torch.autograd._engine_run_backward),
+        "loaders": (_BaseDataLoaderIter.__next__, DataLoader.__iter__),
         "graphs": (torch.cuda.CUDAGraph.capture_begin, torch.cuda.CUDAGraph.capture_end),
         "resizing of storages": torch.UntypedStorage.resize_,  # MemTracker of torch leaves it in the class
         "dispatch modes": list(_get_current_dispatch_mode_stack()),

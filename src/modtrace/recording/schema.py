@@ -278,7 +278,7 @@ table intervals                   a stretch of the loop that is no call of a mod
     step            int32         of what is in no step: the step before it
     kind            dictionary    backward: one run of the autograd engine; data: the program waits for a DataLoader;
                                   writing: modtrace writes rows on the program's thread
-    name            dictionary?   of data: the class of the dataset
+    name            dictionary?   of data: the class of the dataset, and how many workers there are: `Texts, 4 workers`
     thread          int32
     start_ns        int64
     end_ns          int64
@@ -295,9 +295,11 @@ table steps                       one row a step, when it has ended
     start_ns        int64
     end_ns          int64
     overhead_ns     int64?        of end_ns - start_ns: what modtrace spent measuring values
-    next_start_ns   int64?        when the next step began, recorded or not; null: not known when the row was made
-    resident_bytes  int64?        of the process, when the next step began, or the recording ended
-    device_bytes    int64?        ... in use by tensors on accelerators, as `torch.accelerator.memory_allocated` says
+    next_start_ns   int64?        when the next step began, recorded or not; null: it had not when the row was made
+    resident_bytes  int64?        of the process, when the next step began, or `rec.step()` or the recording ended this
+                                  one; null: not known, as of a step whose graph outlived it
+    device_bytes    int64?        ... that tensors took on accelerators, as `memory_allocated` of their modules says;
+                                  null too where reading it at each step would take more than 0.2 % of the time
 """
 
 _ARROW_TYPES = {

@@ -25,6 +25,7 @@ _OF_CXX = "collectives that C++ code starts: DDP's buckets, DTensors"
 _UNSEEN = "reading a scalar unseen by torch.jit.trace"
 _MODE = "torch.utils._python_dispatch.TorchDispatchMode"
 _ALL = "names of modules: nothing can be recorded"
+_LOADERS = "how long the program waits for a data loader"
 _LEFT = "telling whether a recording has left a hook on a model (modtrace verify)"
 _SAVED_MEMORY = "the memory that ops save for backward"
 _NUMBERS = "the values of such tensors"
@@ -108,6 +109,13 @@ PRIVATE_NAMES: Mapping[str, str] = {
     "torch._dynamo.output_graph.SubgraphTracer.__init__.source_target": _BODIES,
     "torch._dynamo.variables.invoke_subgraph.save_reuse_entry": "right results of nested compile regions",
     "torch._guards.CompileContext": _TRACED,
+    # data_loaders.py
+    "torch.utils.data.dataloader._BaseDataLoaderIter": _LOADERS,
+    "torch.utils.data.dataloader._BaseDataLoaderIter.__next__": _LOADERS,
+    "torch.utils.data.dataloader._BaseDataLoaderIter.__init__._dataset": "the dataset for which a program waits",
+    "torch.utils.data.dataloader._BaseDataLoaderIter.__init__._num_workers": "whether a data loader has workers",
+    # device_memory.py
+    "torch._C._get_privateuse1_backend_name": "the memory of steps on devices that torch does not know",
     # module_copies.py
     "torch.nn.Module._forward_pre_hooks_with_kwargs": _COPIES,
     "torch.nn.Module._forward_hooks_with_kwargs": _COPIES,

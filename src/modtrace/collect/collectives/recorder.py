@@ -242,19 +242,19 @@ class CollectiveRecorder:
 
     # Steps.
 
-    def settle(self, step: Step, *, is_recorded: bool, until_ns: Callable[[], float]) -> None:
+    def settle(self, step: Step, *, is_recorded: bool, until_ns: float) -> None:
         """Assigns collectives to the step that has just ended. Callers hold the lock over the tracker's events.
 
         Args:
             step: the step; it still has its segments.
             is_recorded: its rows are written.
-            until_ns: returns when the next step began; what comes before counts as of this one.
+            until_ns: when the next step began; what comes before counts as of this one.
         """
         try:
             self._begin()
             if self._has_groups:
                 with self._lock:
-                    self._settle(step, is_recorded=is_recorded, until_ns=until_ns())
+                    self._settle(step, is_recorded=is_recorded, until_ns=until_ns)
         except Exception as error:
             self._fail(error)
         self._report()

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Sequence
-from functools import partial
+from math import inf
 
 from ...recording.failure_reporter import FailureReporter
 from ...recording.options.schedule import ALL_STEPS, StepRange
@@ -11,6 +11,7 @@ from ..steps.step import Step
 from ..steps.step_rules import StepFinder
 from ..values.recorder import ValueRecorder
 from .row_writer import RowWriter, free_step
+from .step_memory import StepMemory
 
 #: This many device events take as much memory as one measurement.
 _EVENTS_OF_SAMPLE = 8
@@ -28,6 +29,7 @@ class ReadySteps:
         reporter: FailureReporter,
         selected: StepRange,
         lock: threading.RLock,
+        memory: StepMemory,
     ) -> None:
         self.steps: list[Step] = []
         self.samples = 0  # the number of their measurements and ops
@@ -36,6 +38,7 @@ class ReadySteps:
         self._reporter = reporter
         self._selected = selected
         self._lock = lock
+        self._memory = memory
 
     def numbers_of(self, step: Step | None) -> Sequence[int]:
         """Returns the possible numbers of a step that are selected; None stands for the running optimizer's step."""
@@ -50,7 +53,7 @@ class ReadySteps:
         return self._selected == ALL_STEPS or bool(self.numbers_of(step))
 
     def settle(self, values: ValueRecorder, writer: RowWriter) -> None:
-        """Takes the steps that have ended since the last call, with their values, compilations and collectives."""
+        """Takes the steps that have ended since the last call, with all that belongs to them."""
         ended = self._finder.take_ended()
         if not ended:
             return
@@ -58,11 +61,14 @@ class ReadySteps:
         try:
             values.take_backward(ended[-1], None)
             values.settle_kept()
-            for step in ended:
+            for step, until_ns in zip(ended, self._finder.next_starts(ended), strict=True):
                 self.ended += 1
                 values.take_segments(step)
-                until_ns = partial(self._finder.start_after, step, ended)
+                step.next_start_ns = None if until_ns == inf else int(until_ns)
                 writer.settle(step, has_calls=step.number in self._selected, until_ns=until_ns)
+            if ended[-1].number in self._selected:  # steps before it may have ended long ago
+                ended[-1].resident_bytes, ended[-1].device_bytes = self._memory.read()
+            for step in ended:
                 self._add(step)
         except BaseException as error:
             if not isinstance(error, Exception):  # a signal handler raised it

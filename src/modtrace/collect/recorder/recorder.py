@@ -34,6 +34,7 @@ from .flush_timer import FLUSH_TO_DISK_S, FlushTimer
 from .nonfinite_stop import NonFiniteStop, OpenStep
 from .ready_steps import ReadySteps
 from .row_writer import RowWriter, StepHolder
+from .step_memory import StepMemory
 from .trigger_signals import SignalWatch
 
 
@@ -73,7 +74,8 @@ class Recorder(Listener):
         self._reporter = FailureReporter(sink, self._writing, strict=strict, step=lambda: self.steps_ended)
         sink = self._sink = CheckedSink(sink, self._reporter)
         self._sites = SiteIds()
-        self._ready = ReadySteps(self._finder, self._reporter, steps, self._lock)
+        self._memory = StepMemory()
+        self._ready = ReadySteps(self._finder, self._reporter, steps, self._lock, self._memory)
         self._values = ValueRecorder(
             values,
             sink,
@@ -123,6 +125,7 @@ class Recorder(Listener):
         except BaseException:
             self._leave()
             self._values.stop()
+            self._memory.stop()
             raise
 
     def _begin(self) -> None:
@@ -132,6 +135,7 @@ class Recorder(Listener):
             self._tracker.names.add_root(module, name)
         self._training_flags = TrainingFlagReader(self._tracker.names)
         self._values.start(self._tracker, [module for _, module in self._roots])
+        self._memory.start()
         self._roots = []
         if self._op_options is not None:
             self._ops = OpRecorder(
@@ -186,6 +190,7 @@ class Recorder(Listener):
             texts.append(self._values.mark_unmatched())
             self._reporter.write_late()
             self._sink.close()
+            self._memory.stop()
             self._tracker = None
         for text in filter(None, texts):
             warnings.warn(text, ModtraceWarning, stacklevel=4)
@@ -196,11 +201,13 @@ class Recorder(Listener):
         """Ends the step at the user's request."""
         if not self._check_active("step()"):
             return
+        began_ns = time.perf_counter_ns()
         with self._lock:
             self._take_ops(self._finder.current)
             self._finder.end_step()
             self._ready.settle(self._values, self._writer)
-        self._check_ended()
+        if self._check_ended():
+            self._writer.intervals.note_writing(began_ns, time.perf_counter_ns())
         self._nonfinite.raise_found()
 
     def fire(self, kind: str, reason: str, *, with_open: bool = False) -> None:
@@ -286,8 +293,11 @@ class Recorder(Listener):
             if self._ops is not None:
                 self._ops.enter_step(last, step, segment)
             self._ready.settle(self._values, self._writer)
-        if self._check_ended() and step.start_ns == now_ns:
-            step.start_ns = time.perf_counter_ns()  # excludes the time for checking the previous step
+        if self._check_ended():
+            written_ns = time.perf_counter_ns()
+            self._writer.intervals.note_writing(now_ns, written_ns)
+            if step.start_ns == now_ns:
+                step.start_ns = written_ns  # excludes the time for checking the previous step
         if not self._values.is_measuring and self._ops is None:
             return
         with self._lock:
@@ -355,7 +365,8 @@ class Recorder(Listener):
         """Drops the recording, which belongs to the parent. It takes no lock, as its holder may be missing here."""
         self._active, self._is_forked = False, True
         self._nonfinite.stop()
-        self._writer.collectives.forked()
+        self._writer.forked()
+        self._memory.stop()
         self._values.abandon()
         if self._ops is not None:
             self._ops.abandon()

@@ -18,6 +18,7 @@ from ..ops.recorder import OpRecorder
 from ..scopes.tracker import ScopeTracker
 from ..steps.call_rows import NthMemory, add_overheads, call_columns, optimizer_columns, step_columns
 from ..steps.device_columns import add_device_times, device_events
+from ..steps.intervals import IntervalRecorder
 from ..steps.scalars import Scalars, free_scalars
 from ..steps.step import Step
 from ..values.measured import are_finite
@@ -83,6 +84,7 @@ class RowWriter:
         """Creates a writer. `with_backward` includes the rows of backward calls."""
         self.compilations = CompilationRecorder(sink, reporter)
         self.collectives = CollectiveRecorder(sink, reporter)
+        self.intervals = IntervalRecorder(sink)
         self.scalars = Scalars(reporter.warn_once)
         self.parameters = ParameterFacts(sites, reporter)
         self._with_backward = with_backward
@@ -100,27 +102,35 @@ class RowWriter:
         ops: OpRecorder | None,
         make_ring: Callable[[], RecentCollectives | None] | None,
     ) -> None:
-        """Starts recording parameters, compilations and collectives; `make_ring` keeps the newest of the last."""
+        """Starts recording what has no hooks; `make_ring` makes what keeps the newest collectives."""
         self.parameters.start(tracker.names)
         self.compilations.start(tracker, None if ops is None else ops.compiled_runs)
         self.collectives.start(tracker, make_ring)
+        self.intervals.start(tracker.logs, tracker.subscribers)
 
     def stop(self) -> None:
-        """Stops recording compilations and collectives."""
+        """Stops what `start` started."""
         self.compilations.stop()
         self.collectives.stop()
+        self.intervals.stop()
 
-    def settle(self, step: Step, *, has_calls: bool, until_ns: Callable[[], float]) -> None:
-        """Assigns compilations and collectives to a step that has just ended, and reads its models' parameters.
+    def forked(self) -> None:
+        """Stops in a forked child."""
+        self.collectives.forked()
+        self.intervals.stop()
+
+    def settle(self, step: Step, *, has_calls: bool, until_ns: float) -> None:
+        """Assigns compilations, collectives and intervals to a step that has just ended, and reads its parameters.
 
         Args:
             step: the step; it still has its segments.
             has_calls: the step is recorded.
-            until_ns: returns when the next step began.
+            until_ns: when the next step began; infinite if none has.
         """
         self.parameters.settle(step, is_recorded=has_calls)
         self.compilations.settle(step, has_calls=has_calls)
         self.collectives.settle(step, is_recorded=has_calls, until_ns=until_ns)
+        self.intervals.settle(step, is_recorded=has_calls, until_ns=until_ns)
 
     def write(
         self, steps: list[Step], tracker: ScopeTracker, ops: OpRecorder | None, *, force: bool = False
@@ -143,6 +153,8 @@ class RowWriter:
             self._sink.write("calls", columns)
         step_rows = step_columns(steps) if steps else None
         parameters = self.parameters.take_columns()
+        if steps or force:
+            self.intervals.write(steps)
         self._values.write(steps, self._memory, of_ops)
         if parameters is not None:
             self._sink.write("parameters", parameters)

@@ -42,6 +42,10 @@ class Step:
     worked_ns: int = 0  # the end of its last backward or optimizer's step
     restart: int | None = None  # the index of the first segment that may belong to the next step
     asked_for: int = 0  # 1: written when it ends; 2: likewise the step split from it
+    #: Set when it has ended, as the columns of `steps`.
+    next_start_ns: int | None = None
+    resident_bytes: int | None = None
+    device_bytes: int | None = None
 
     @property
     def kind(self) -> str:

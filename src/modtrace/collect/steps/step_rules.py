@@ -1,6 +1,7 @@
 """Finds the steps of a training or inference loop from what runs in it."""
 
-from collections.abc import Iterable, Sequence
+from bisect import bisect_right
+from collections.abc import Sequence
 from math import inf
 from typing import Any
 
@@ -208,10 +209,10 @@ class StepFinder:
         self.ended += len(ended)
         return ended
 
-    def start_after(self, step: Step, others: Iterable[Step]) -> float:
-        """Returns the start of the next step, among `others` and those that have not ended; infinite without one."""
-        starts = [other.start_ns for other in (*self._pending, *others)]
-        return min((start_ns for start_ns in starts if start_ns > step.start_ns), default=inf)
+    def next_starts(self, ended: Sequence[Step]) -> list[float]:
+        """Returns for each step that `take_ended` has returned when the next one began; infinite if none has."""
+        starts = [*sorted(step.start_ns for step in (*self._pending, *ended)), inf]
+        return [starts[bisect_right(starts, step.start_ns)] for step in ended]
 
     # The rules of docs/vocabulary.md.
 
