@@ -34,7 +34,7 @@ NEW_COLUMNS = {
         "stage",
         "requires_grad",
     ],
-    "steps": ["next_start_ns", "resident_bytes", "device_bytes"],
+    "steps": ["uncleared", "next_start_ns", "resident_bytes", "device_bytes"],
 }
 
 #: All commands that read a recording.

@@ -295,6 +295,8 @@ table steps                       one row a step, when it has ended
     start_ns        int64
     end_ns          int64
     overhead_ns     int64?        of end_ns - start_ns: what modtrace spent measuring values
+    uncleared       bool?         an optimizer used gradients to which backwards had added since its last step, without
+                                  any write to them between: null if none stepped before
     next_start_ns   int64?        when the next step began, recorded or not; null: it had not when the row was made
     resident_bytes  int64?        of the process, when the next step began, or `rec.step()` or the recording ended this
                                   one; null: not known, as of a step whose graph outlived it

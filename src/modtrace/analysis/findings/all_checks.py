@@ -7,6 +7,7 @@ from .memory_growth import MEMORY_GROWTH
 from .no_gradient import NO_GRADIENT
 from .nonfinite_values import NONFINITE
 from .not_in_optimizer import NOT_IN_OPTIMIZER
+from .uncleared_gradients import UNCLEARED_GRADIENTS
 
 #: All checks that run by default.
 CHECKS: tuple[RunCheck, ...] = (
@@ -14,6 +15,7 @@ CHECKS: tuple[RunCheck, ...] = (
     NONFINITE,
     NO_GRADIENT,
     NOT_IN_OPTIMIZER,
+    UNCLEARED_GRADIENTS,
     GRAPH_OVER_STEPS,
     MEMORY_GROWTH,
 )

@@ -327,6 +327,8 @@ class Recorder(Listener):
                 self._ops.want(is_wanted=False, active=0)
 
     def backward_began(self, backward: Backward) -> None:
+        if backward.accumulate:
+            self._writer.parameters.backward_began()
         with self._lock:
             self._take_ops(self._finder.step_around(backward.segment))
             self._finder.backward_began(backward)
@@ -334,6 +336,8 @@ class Recorder(Listener):
         self._values.open_backward(backward, step)
 
     def backward_ended(self, backward: Backward) -> None:
+        if backward.accumulate:
+            self._writer.parameters.backward_ended()
         with self._lock:
             step = self._finder.backward_ended(backward)
             self._take_ops(step)
@@ -352,6 +356,7 @@ class Recorder(Listener):
     def optimizer_ended(self, start_ns: int, end_ns: int, thread: int) -> None:
         with self._lock:
             step = self._finder.optimizer_ended(start_ns, end_ns, thread)
+            step.add_uncleared(self._writer.parameters.take_uncleared())
             if self._takes_device_times and self._tracker is not None:
                 step.optimizer_events.append(self._tracker.device_times.optimizer_events())
             self._take_ops(step)

@@ -311,6 +311,7 @@ def step_columns(steps: Sequence[Step]) -> dict[str, Any]:
         "kind": [step.kind for step in steps],
         "start_ns": [step.start_ns for step in steps],
         "end_ns": [step.end_ns for step in steps],
+        "uncleared": [step.uncleared for step in steps],
         "next_start_ns": [step.next_start_ns for step in steps],
         "resident_bytes": [step.resident_bytes for step in steps],
         "device_bytes": [step.device_bytes for step in steps],

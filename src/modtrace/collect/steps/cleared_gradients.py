@@ -14,7 +14,7 @@ from ...torch_internals.tensors import grad_of, version_of
 from ..names.walk import descendants, parameter_of
 
 #: The largest gradient, in elements, that is read to see whether it was zeroed (`set_to_none=False`).
-_MAX_ELEMENTS = 65_536
+MAX_ELEMENTS = 65_536
 
 
 class GradientEvidence:
@@ -43,13 +43,14 @@ class GradientEvidence:
                 return True
             if id(grad) != self._grad_id or version_of(grad) == self._version:
                 return False
-            return _is_zero(grad)
+            return is_zero(grad)
 
 
-def _is_zero(grad: torch.Tensor) -> bool:
+def is_zero(grad: torch.Tensor) -> bool:
+    """Returns whether a gradient is seen to be zero. One on a device, or one that is large, is not read."""
     if type(grad) is not torch.Tensor:
         return False  # a fake tensor cannot be read, a distributed one would communicate
-    if grad.device.type != "cpu" or grad.layout != torch.strided or grad.numel() > _MAX_ELEMENTS:
+    if grad.device.type != "cpu" or grad.layout != torch.strided or grad.numel() > MAX_ELEMENTS:
         return False  # reading would wait for the device, or take too long
     form, extent = format_of(grad.dtype), extent_of(grad)
     return form is not None and extent is not None and not array_over(extent, form).any()

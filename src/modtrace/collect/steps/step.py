@@ -39,6 +39,8 @@ class Step:
     saved: list[Any] = field(default_factory=list)  # memory that autograd saved for its backwards
     #: The number of forward calls in dropped segments, by `counted_as`.
     folded: Counter[Any] = field(default_factory=Counter)
+    #: Whether an optimizer used gradients that were not cleared since its last step; None if none stepped before.
+    uncleared: bool | None = None
     worked_ns: int = 0  # the end of its last backward or optimizer's step
     restart: int | None = None  # the index of the first segment that may belong to the next step
     asked_for: int = 0  # 1: written when it ends; 2: likewise the step split from it
@@ -81,6 +83,11 @@ class Step:
         last = self.segments[-1].handover if self.segments else None
         return self.restart is not None or (last is not None and last.in_loader)
 
+    def add_uncleared(self, uncleared: bool | None) -> None:
+        """Adds what is known of one more step of an optimizer."""
+        if uncleared is not None:
+            self.uncleared = bool(self.uncleared) or uncleared
+
     def touch(self, now_ns: int) -> None:
         """Moves the end of the step to this time, unless it is later."""
         self.end_ns = max(self.end_ns, now_ns)
@@ -117,6 +124,7 @@ class Step:
         self.goes_on |= step.goes_on
         self.accumulated |= step.accumulated
         self.stepped |= step.stepped
+        self.add_uncleared(step.uncleared)
         self.asked_for = max(self.asked_for, step.asked_for)
         self.worked_ns = max(self.worked_ns, step.worked_ns)
         self.evidence += step.evidence

@@ -11,9 +11,10 @@ from ...measure.special import shape_of
 from ...recording.arrow.arrays import Coded
 from ...recording.failure_reporter import FailureReporter
 from ...recording.role import PARAMETER
-from ...torch_internals.tensors import grad_of, requires_grad_of
+from ...torch_internals.tensors import grad_of, requires_grad_of, version_of
 from ..identity_map import IdentityMap
 from ..names.module_names import ModuleNames
+from ..steps.cleared_gradients import MAX_ELEMENTS, is_zero
 from ..steps.step import Step
 from .sites import SiteIds
 
@@ -50,6 +51,7 @@ class ParameterFacts:
         self._is_stale = True
         self._read_at: tuple[object, ...] = ()
         self._steps_since = 0
+        self._uncleared: bool | None = None
         #: The ids of parameters that had a gradient when an optimizer stepped, as far as they were looked at.
         self._with_gradient: frozenset[int] = frozenset()
 
@@ -61,11 +63,36 @@ class ParameterFacts:
         """Reads the parameters of an optimizer that has stepped."""
         try:
             if self._names is not None:
-                self._is_stale |= self._find(optimizer).read(optimizer)
+                known = self._find(optimizer)
+                self._is_stale |= known.read(optimizer)
+                self._uncleared = known.watch_gradient(optimizer)
                 if self._steps_since in (0, _READ_EVERY - 1):
                     self._read_gradients(self._names)
         except Exception as error:
             self._fail(error)
+
+    def backward_began(self) -> None:
+        """Notes which gradients are still as the last step of their optimizer left them."""
+        try:
+            if self._names is not None:
+                for optimizer, known in self._optimizers.items():
+                    known.check_gradient(optimizer)
+        except Exception as error:
+            self._fail(error)
+
+    def backward_ended(self) -> None:
+        """Notes the gradients to which a backward has added."""
+        try:
+            if self._names is not None:
+                for optimizer, known in self._optimizers.items():
+                    known.note_addition(optimizer)
+        except Exception as error:
+            self._fail(error)
+
+    def take_uncleared(self) -> bool | None:
+        """Returns whether the last optimizer's step used gradients that were not cleared; None if it was its first."""
+        uncleared, self._uncleared = self._uncleared, None
+        return uncleared
 
     def _read_gradients(self, names: ModuleNames) -> None:
         modules = [module for named in names.modules if (module := named.module) is not None]
@@ -139,6 +166,47 @@ class ParameterFacts:
         }
 
 
+class _Gradient:
+    """A gradient as an optimizer's step, or a backward after it, has left it. The tensor is not kept alive."""
+
+    def __init__(self, group: int, at: int, gradient: torch.Tensor) -> None:
+        self._place = group, at
+        self._id = id(gradient)
+        self._version = version_of(gradient)
+        self.was_added_to = False
+
+    def _find(self, optimizer: Any) -> torch.Tensor | None:
+        group, at = self._place
+        return grad_of(optimizer.param_groups[group]["params"][at])
+
+    def is_as_it_was(self, optimizer: Any) -> bool:
+        """Returns whether nothing has replaced the gradient, or written to it."""
+        gradient = self._find(optimizer)
+        if gradient is None or id(gradient) != self._id or version_of(gradient) != self._version:
+            return False
+        return not is_zero(gradient)  # `gradient.data.zero_()` leaves the version as it is
+
+    def note_addition(self, optimizer: Any) -> None:
+        """Notes that a backward has added to the gradient, if it has."""
+        gradient = self._find(optimizer)
+        if gradient is not None and id(gradient) == self._id and version_of(gradient) != self._version:
+            self._version, self.was_added_to = version_of(gradient), True
+
+
+def _find_gradient(optimizer: Any) -> _Gradient | None:
+    """Returns a gradient of an optimizer's parameters, the first that can be read; None if they have none."""
+    first = None
+    for number, group in enumerate(optimizer.param_groups):
+        for at, parameter in enumerate(group["params"]):
+            gradient = grad_of(parameter)
+            if gradient is not None and not gradient.is_inference():
+                found = _Gradient(number, at, gradient)
+                if gradient.numel() <= MAX_ELEMENTS:
+                    return found
+                first = first or found
+    return first
+
+
 def _walk(roots: list[nn.Module], names: ModuleNames) -> Iterator[tuple[tuple[int, str], torch.Tensor]]:
     """Yields each parameter of some models once, with the id of its module and its name there."""
     seen: set[int] = set()
@@ -167,6 +235,32 @@ class _Optimizer:
         self.name = name
         self.places: dict[int, _Place] = {}  # by the parameter's id
         self._key: tuple[list[int], list[bool]] = [], []
+        self._watched: _Gradient | None = None
+        self._has_stepped = False
+
+    # Whether gradients are cleared between two steps. One parameter stands for all, as for all are cleared at once.
+
+    def watch_gradient(self, optimizer: Any) -> bool | None:
+        """Watches a gradient from now on, as the optimizer has stepped.
+
+        Returns:
+            whether backwards had added to the one watched before, and nothing else had written to it; None at first.
+        """
+        uncleared = (
+            None if not self._has_stepped else self._watched is not None and self._watched.was_added_to
+        )
+        self._has_stepped, self._watched = True, _find_gradient(optimizer)
+        return uncleared
+
+    def check_gradient(self, optimizer: Any) -> None:
+        """Stops watching a gradient that was cleared, or written to, before a backward begins."""
+        if self._watched is not None and not self._watched.is_as_it_was(optimizer):
+            self._watched = None
+
+    def note_addition(self, optimizer: Any) -> None:
+        """Notes that a backward has added to the gradient that is watched."""
+        if self._watched is not None:
+            self._watched.note_addition(optimizer)
 
     def read(self, optimizer: Any) -> bool:
         """Reads the parameters again. Returns whether something has changed."""
