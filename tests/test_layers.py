@@ -109,7 +109,7 @@ MAY_IMPORT_INSIDE: dict[str, dict[str, set[str]]] = {
         "provenance": {"values", "graph", "alignment", "tables"},
         "divergence": {"alignment", "graph", "tables"},
         "ranks": {"provenance", "values", "tables"},
-        "findings": {"provenance", "values", "tables"},
+        "findings": {"ranks", "provenance", "values", "tables"},
         "report": {
             "findings",
             "divergence",

@@ -1,11 +1,8 @@
 """`modtrace check`: tells what is wrong with a run."""
 
-from functools import partial
-
 import click
 
 from ..analysis.findings.all_checks import CHECKS
-from ..analysis.findings.check import run_checks
 from ..analysis.findings.of_ranks import check_ranks
 from ..analysis.tables.ranks import mark_ranks
 from ..views.text.findings import render_findings, render_findings_json
@@ -45,9 +42,7 @@ def check(
     data = ranks[0][1]
     with errors_of(run, data):
         given = dict(map(_read_threshold, thresholds))
-        found = check_ranks(
-            ranks, partial(run_checks, checks=CHECKS, only=only, ignore=ignore, thresholds=given)
-        )
+        found = check_ranks(ranks, missing, CHECKS, only=only, ignore=ignore, thresholds=given)
     marks = data.meta.marks if len(ranks) == 1 else mark_ranks(ranks, missing)
     if as_json:
         print_text(render_findings_json(found, marks=marks))

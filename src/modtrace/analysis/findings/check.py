@@ -55,6 +55,7 @@ def run_checks(
     only: Collection[str] = (),
     ignore: Collection[str] = (),
     thresholds: Mapping[str, float] | None = None,
+    other_names: Sequence[str] = (),
 ) -> Findings:
     """Returns what checks find in a recording, worst first; equally grave findings are in the order of the checks.
 
@@ -63,13 +64,14 @@ def run_checks(
         checks: the checks to choose from.
         only: names of the checks to run; all by default.
         ignore: names of checks not to run.
+        other_names: names of checks that are run elsewhere.
         thresholds: thresholds by `check.threshold`: `{"loss-spike.times": 5}`.
 
     Raises:
         ValueError: there is no such check or threshold.
     """
     given = _split_thresholds(checks, thresholds or {})
-    there = [known.name for known in checks]
+    there = [*(known.name for known in checks), *other_names]
     for argument, names in (("only", only), ("ignore", ignore)):
         for name in names:
             if name not in there:

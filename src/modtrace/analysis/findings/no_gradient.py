@@ -31,7 +31,7 @@ def NO_GRADIENT(run: SampledSteps) -> Iterator[Finding]:
     """Finds where the way of the gradients ends."""
     known = read_parameters(run.data)
     if not any(parameter.optimizer for parameter in known):
-        raise CannotCheck("no optimizer was seen to step")
+        raise CannotCheck("no row says which optimizer updates parameters")
     flow = _Flow(run)
     if not flow.has_gradients:
         raise CannotCheck("gradients of parameters were not recorded", _RECORD_VALUES)

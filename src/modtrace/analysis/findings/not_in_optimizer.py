@@ -15,7 +15,7 @@ def NOT_IN_OPTIMIZER(run: SampledSteps) -> Iterator[Finding]:
     """Finds parameters that are left out, and frozen ones that are in."""
     known = read_parameters(run.data)
     if not any(parameter.optimizer for parameter in known):
-        raise CannotCheck("no optimizer was seen to step")
+        raise CannotCheck("no row says which optimizer updates parameters")
     left_out = [parameter for parameter in known if parameter.requires_grad and parameter.has_gradient]
     if left_out:
         names = first_few([parameter.name for parameter in left_out], 3)
