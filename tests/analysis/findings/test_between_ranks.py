@@ -58,5 +58,5 @@ def test_one_rank_is_not_checked_against_others() -> None:
 
 def test_checks_between_ranks_are_chosen_by_name() -> None:
     assert _check(_rank(0), _rank(1, weight=3.0), only=["replicas"]).checked == ("replicas",)
-    with pytest.raises(ValueError, match="only='replica': no check of this name. Did you mean 'replicas'"):
+    with pytest.raises(ValueError, match=r"no check of this name\. Did you mean .replicas."):
         _check(_rank(0), _rank(1), only=["replica"])
