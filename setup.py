@@ -114,6 +114,7 @@ setup(
             [f"src/modtrace/collect/tensor_ids/{name}.c" for name in _TENSOR_IDS],
             depends=[
                 "src/modtrace/measure/_exchange.h",
+                "src/modtrace/collect/_shared.h",
                 "src/modtrace/collect/tensor_ids/_tensor_ids.h",
             ],
             py_limited_api=True,
@@ -134,7 +135,9 @@ setup(
             ],
             depends=[
                 "src/modtrace/collect/ops/_op_mode.h",
+                "src/modtrace/collect/_shared.h",
                 "src/modtrace/measure/_exchange.h",
+                "src/modtrace/collect/_shared.h",
                 "src/modtrace/collect/tensor_ids/_tensor_ids.h",
             ],
             py_limited_api=True,
@@ -143,7 +146,11 @@ setup(
         Extension(
             "modtrace.collect.collectives._called",
             [f"src/modtrace/collect/collectives/{name}.c" for name in ("_called_type", "_called")],
-            depends=["src/modtrace/collect/collectives/_called.h"],
+            depends=[
+                "src/modtrace/measure/_exchange.h",
+                "src/modtrace/collect/_shared.h",
+                "src/modtrace/collect/collectives/_called.h",
+            ],
             py_limited_api=True,
             optional=True,
         ),

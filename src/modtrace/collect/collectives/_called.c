@@ -19,13 +19,6 @@
 
 enum { NOT_NOTED = -1, INTERRUPTED = -2, FAILED = -3 };
 
-static int64_t to_int64(PyObject *stolen) {
-    if (stolen == NULL) return -1;
-    int64_t number = PyLong_AsLongLong(stolen);
-    Py_DECREF(stolen);
-    return number;
-}
-
 int64_t clock_ns(Calls *self) {
 #if defined(__linux__) /* the clock of `time.perf_counter_ns` there */
     struct timespec now;
@@ -40,15 +33,10 @@ int64_t clock_ns(Calls *self) {
 /* Reports the set exception, which ends the noting. Leaves set what is no Exception. */
 static int64_t report(Calls *self) {
     if (!PyErr_ExceptionMatches(PyExc_Exception)) return INTERRUPTED;
-    PyObject *type, *error, *traceback;
-    PyErr_Fetch(&type, &error, &traceback);
-    PyErr_NormalizeException(&type, &error, &traceback);
-    if (traceback != NULL) PyException_SetTraceback(error, traceback);
+    PyObject *error = take_exception();
     self->is_on = 0;
     PyObject *done = PyObject_CallMethodObjArgs((PyObject *)self, NAME(FAIL), error, NULL);
-    Py_XDECREF(type);
     Py_XDECREF(error);
-    Py_XDECREF(traceback);
     Py_XDECREF(done);
     return done == NULL ? INTERRUPTED : NOT_NOTED;
 }
@@ -173,16 +161,6 @@ static void drop_where(Where *where) {
     Py_XDECREF(where->phase);
 }
 
-/* Returns whether an optimizer may be stepping on this thread, as `OptimizerWatch.has_begun` does. */
-static int may_be_stepping(Calls *self) {
-    PyObject *starts = self->held[OPTIMIZER_STARTS];
-    if (PyDict_Size(starts) == 0) return 0;
-    PyObject *thread = PyLong_FromUnsignedLong(PyThread_get_thread_ident());
-    PyObject *own = thread == NULL ? NULL : PyDict_GetItemWithError(starts, thread);
-    Py_XDECREF(thread);
-    return own == NULL ? (PyErr_Occurred() ? -1 : 0) : PyObject_IsTrue(own);
-}
-
 static int ask_where(Calls *self, Where *where) {
     PyObject *found = PyObject_CallMethodObjArgs((PyObject *)self, NAME(LOCATE), NULL), *place, *context, *phase;
     int is_found = found != NULL && PyArg_ParseTuple(found, "OOO", &place, &context, &phase);
@@ -214,7 +192,7 @@ static int locate(Calls *self, PyObject *log, Where *where) {
         *where = (Where){Py_NewRef(segment), context, Py_NewRef(self->held[FORWARD])};
         failed = where->context == NULL ? -1 : 0;
     } else if (!failed) {
-        int may_be = may_be_stepping(self);
+        int may_be = may_be_stepping(self->held[OPTIMIZER_STARTS]);
         failed = may_be < 0 ? -1 : may_be ? ask_where(self, where) : 0;
         if (!may_be) *where = (Where){Py_NewRef(Py_None), Py_NewRef(Py_None), Py_NewRef(Py_None)};
     }

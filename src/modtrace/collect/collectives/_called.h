@@ -3,12 +3,8 @@
 #ifndef MODTRACE_CALLED_H
 #define MODTRACE_CALLED_H
 
-#define Py_LIMITED_API 0x030A0000
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-#include <stdint.h>
-
 #include "../../measure/_exchange.h"
+#include "../_shared.h"
 
 /* Numbers of a collective, as in rows.py; -1 is not known, and a time of 0 has not come yet. */
 enum { SITE, GROUP, START_NS, END_NS, WAIT_NS, NUMBER, BYTES_READ, BYTES_WRITTEN, THREAD, PEER, PLACE, KEPT_AS, WIDTH };

@@ -382,8 +382,7 @@ static PyType_Spec calls_spec = {"modtrace.collect.collectives._called.CompiledC
 
 static int module_exec(PyObject *module) {
     CallState *state = PyModule_GetState(module);
-    for (int at = 0; at < CALL_NAMES; at++)
-        if ((state->names[at] = PyUnicode_InternFromString(SPELLED[at])) == NULL) return -1;
+    if (intern_names(state->names, SPELLED, CALL_NAMES) < 0) return -1;
     state->listener_type = PyType_FromModuleAndSpec(module, &calls_spec, NULL);
     PyObject *own = PyCapsule_New(state, "modtrace.collect.collectives._called.state", NULL);
     PyObject *type = PyType_FromModuleAndSpec(module, &method_spec, NULL);
@@ -399,7 +398,7 @@ static int module_exec(PyObject *module) {
 /* Names are in use as long as there is any instance, which holds its type, and so the module. */
 static void module_free(void *module) {
     CallState *state = PyModule_GetState(module);
-    for (int at = 0; at < CALL_NAMES; at++) Py_CLEAR(state->names[at]);
+    clear_names(state->names, CALL_NAMES);
     Py_CLEAR(state->listener_type);
 }
 

@@ -226,8 +226,7 @@ static int module_exec(PyObject *module) {
     state->api = capsule == NULL ? NULL : PyCapsule_GetPointer(capsule, TENSOR_API);
     Py_XDECREF(capsule);
     if (state->api == NULL) return -1;
-    for (int at = 0; at < OP_NAMES; at++)
-        if ((state->names[at] = PyUnicode_InternFromString(SPELLED[at])) == NULL) return -1;
+    if (intern_names(state->names, SPELLED, OP_NAMES) < 0) return -1;
     state->empty = PyTuple_New(0);
     state->no_text = PyUnicode_FromString("");
     PyObject *own = PyCapsule_New(state, "modtrace.collect.ops._op_mode.state", NULL);
@@ -242,7 +241,7 @@ static int module_exec(PyObject *module) {
 /* Names are in use as long as there is any instance, which holds its type, and so the module. */
 static void module_free(void *module) {
     OpState *state = PyModule_GetState(module);
-    for (int at = 0; at < OP_NAMES; at++) Py_CLEAR(state->names[at]);
+    clear_names(state->names, OP_NAMES);
     Py_CLEAR(state->empty);
     Py_CLEAR(state->no_text);
     Py_CLEAR(state->tensor_ids);

@@ -29,16 +29,6 @@ static int read_flags(OpMode *self, int64_t *flags) {
     return 0;
 }
 
-/* Returns whether an optimizer may be stepping on this thread, as `OptimizerWatch.has_begun` does; -1 with an exception. */
-static int has_begun(OpMode *self) {
-    PyObject *starts = self->held[OPTIMIZER_STARTS];
-    if (PyDict_Size(starts) == 0) return 0;
-    PyObject *thread = PyLong_FromUnsignedLong(PyThread_get_thread_ident());
-    PyObject *own = thread == NULL ? NULL : PyDict_GetItemWithError(starts, thread);
-    Py_XDECREF(thread);
-    return own == NULL ? (PyErr_Occurred() ? -1 : 0) : PyObject_IsTrue(own);
-}
-
 /* ---- In a module call. */
 
 static int64_t last_context(OpMode *self, PyObject *log) {
@@ -104,7 +94,7 @@ static int is_usual(OpMode *self, PyObject *log, int64_t task, const Place *plac
     if (is_usual > 0) is_usual = is_none(backward, NAME(INSIDE));
     if (is_usual > 0 && place->flags & GRAD_MODE) is_usual = is_true(backward, NAME(CREATE_GRAPH));
     if (is_usual <= 0) return is_usual;
-    int begun = has_begun(self);
+    int begun = may_be_stepping(self->held[OPTIMIZER_STARTS]);
     return begun < 0 ? -1 : !begun;
 }
 
@@ -141,7 +131,7 @@ static int locate_elsewhere(OpMode *self, PyObject *log, int64_t task, Place *pl
                             PyObject **backward) {
     *where = *backward = NULL;
     if (task < 0) {
-        int begun = has_begun(self);
+        int begun = may_be_stepping(self->held[OPTIMIZER_STARTS]);
         if (begun < 0) return -1;
         if (begun) return locate_in_python(self, log, task, place, where, backward);
         place->flags |= NOT_ADDING;

@@ -3,12 +3,8 @@
 #ifndef MODTRACE_TENSOR_IDS_H
 #define MODTRACE_TENSOR_IDS_H
 
-#define Py_LIMITED_API 0x030A0000
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-#include <stdint.h>
-
 #include "../../measure/_exchange.h"
+#include "../_shared.h"
 
 /* Names of attributes and methods of tensors, made once: `names[SHAPE]`. */
 enum { DEVICE, DTYPE, IS_COMPLEX, IS_CONJ, IS_NEG, LAYOUT, NBYTES, REQUIRES_GRAD, SHAPE, STORAGE_OFFSET, STRIDE,
@@ -215,36 +211,9 @@ struct State {
     TensorApi api;
 };
 
-/* ---- Small helpers. */
-
-/* Calls tensor.name(). The functions below convert a result to a number; -1 with an exception. */
+/* Calls tensor.name(). */
 static inline PyObject *call_method(PyObject *object, PyObject *name) {
     return PyObject_CallMethodObjArgs(object, name, NULL);
-}
-
-static inline int64_t to_int64(PyObject *stolen) {
-    if (stolen == NULL) return -1;
-    int64_t number = PyLong_AsLongLong(stolen);
-    Py_DECREF(stolen);
-    return number;
-}
-
-static inline int to_truth(PyObject *stolen) {
-    if (stolen == NULL) return -1;
-    int truth = PyObject_IsTrue(stolen);
-    Py_DECREF(stolen);
-    return truth;
-}
-
-/* Returns the set exception, owned, and clears it. */
-static inline PyObject *take_exception(void) {
-    PyObject *type, *error, *traceback;
-    PyErr_Fetch(&type, &error, &traceback);
-    PyErr_NormalizeException(&type, &error, &traceback);
-    if (traceback != NULL) PyException_SetTraceback(error, traceback);
-    Py_XDECREF(type);
-    Py_XDECREF(traceback);
-    return error;
 }
 
 #endif

@@ -35,8 +35,7 @@ static int add_api(PyObject *module, State *state) {
 
 static int module_exec(PyObject *module) {
     State *state = PyModule_GetState(module);
-    for (int at = 0; at < NAMES; at++)
-        if ((state->names[at] = PyUnicode_InternFromString(NAMES_OF_TENSORS[at])) == NULL) return -1;
+    if (intern_names(state->names, NAMES_OF_TENSORS, NAMES) < 0) return -1;
     state->life_type = add_type(module, &life_spec);
     state->ids_type = state->life_type == NULL ? NULL : add_type(module, &ids_spec);
     state->reader_type = state->ids_type == NULL ? NULL : add_type(module, &reader_spec);
@@ -63,7 +62,7 @@ static int module_clear(PyObject *module) {
 static void module_free(void *module) {
     State *state = PyModule_GetState(module);
     module_clear(module);
-    for (int at = 0; at < NAMES; at++) Py_CLEAR(state->names[at]);
+    clear_names(state->names, NAMES);
 }
 
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, module_exec}, {0, NULL}};
