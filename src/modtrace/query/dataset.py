@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from ..errors import DamagedRecordingError, NothingRecordedError, RecordingError, RecordingNotFoundError
 from ..optional import require
-from ..recording.options.schedule import to_step_range
+from ..recording.options.schedule import StepRange, to_step_range
 from ..recording.suggestions import did_you_mean, first_few
 from ..store.export import RUNS
 from ..store.layout import HEADER
@@ -144,15 +144,8 @@ def open_dataset(
         if engine == "spark"
         else DuckDB(text, memory_limit=memory_limit, storage_options=storage_options)
     )
-    unreadable: dict[str, RecordingError] = {}
     try:
-        for table in tables():
-            try:
-                source = opened.add_files(table, text)
-                view = view_text(table, source, run=run, steps=chosen, left_out=left_out)
-                opened.add_view(view_name(table), view)
-            except DamagedRecordingError as error:  # it stops only those who ask for it
-                unreadable[view_name(table)] = error
+        unreadable = _add_views(opened, text, run, chosen, left_out)
     except BaseException:
         opened.close()
         raise
@@ -164,6 +157,21 @@ def open_dataset(
     if chosen is not None:
         notes.append(f"only steps {chosen} were asked: what began before them is not seen")
     return Dataset(opened, text, notes, unreadable)
+
+
+def _add_views(
+    engine: Engine, path: str, run: str | None, steps: StepRange | None, left_out: Mapping[str, set[int]]
+) -> dict[str, RecordingError]:
+    """Makes the view of each table. Returns why those cannot be read whose files are damaged, by their names."""
+    unreadable: dict[str, RecordingError] = {}
+    for table in tables():
+        try:
+            source = engine.add_files(table, path)
+            view = view_text(table, source, run=run, steps=steps, left_out=left_out)
+            engine.add_view(view_name(table), view)
+        except DamagedRecordingError as error:  # it stops only those who ask for it
+            unreadable[view_name(table)] = error
+    return unreadable
 
 
 @cache
