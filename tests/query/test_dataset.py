@@ -156,6 +156,10 @@ def test_command_answers_lists_and_refuses(
     assert ask()[1].startswith("modtrace query DATASET QUESTION answers:\n\ngradients: How large")
     assert ask(path)[1] == ask()[1]
     assert ask("nonfinite", "--show-sql")[1].startswith("-- Which NaN and which infinity came up first")
+    for given in ((), (path,)):
+        code, _, refused = ask(*given, "--show-sql")
+        assert code == 2 and "name the question that --show-sql prints: gradients, " in refused
+    assert "no question 'nonfinit'" in ask("nonfinit", "--show-sql")[2]
     code, out, _ = ask(path, "nonfinite")
     assert code == 0 and out.splitlines()[0].split() == ["run", "first"]
     assert json.loads(ask(path, "nonfinite", "--json")[1])["rows"][0]["step"] == 1

@@ -48,7 +48,7 @@ def query(
     """
     if show_sql:
         with usage_errors():
-            print_text(question_text(question or dataset or "") if sql is None else f"{_read(sql)}\n")
+            print_text(question_text(_find_question(dataset, question)) if sql is None else f"{_read(sql)}\n")
         return
     if dataset is None and sql is not None:
         raise click.UsageError("give the DATASET that --sql is run on.")
@@ -74,6 +74,13 @@ def query(
         return
     print_view(render_answer, rows.slice(0, min(top, rows.num_rows)).to_pylist(), rows.num_rows)
     tell_marks(notes)
+
+
+def _find_question(dataset: str | None, question: str | None) -> str:
+    """Returns the question whose SQL is to be printed, for which no dataset is needed."""
+    if question is None and (dataset is None or (dataset not in questions() and Path(dataset).exists())):
+        raise click.UsageError(f"name the question that --show-sql prints: {', '.join(questions())}.")
+    return question or str(dataset)
 
 
 def _list_questions() -> str:
