@@ -60,7 +60,7 @@ def tracker_sizes() -> Counter[str]:
             "contexts by module": len(tracker.tree._of_module),
             "threads with optimizers": len(tracker.optimizers.starts),
             "optimizer starts": sum(len(starts) for starts in tracker.optimizers.starts.values()),
-            "running backwards": len(tracker.backwards._running),
+            "running backwards": len(tracker.backwards.all_running),
         }
     )
     for log in tracker.logs.all:

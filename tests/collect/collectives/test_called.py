@@ -315,6 +315,21 @@ def test_collective_in_a_backward_hook_has_the_call_whose_gradients_are_computed
     assert (row["phase"], row["path"]) == ("backward", "0")
 
 
+def test_collective_in_a_backward_that_a_forward_runs_is_in_backward() -> None:
+    class Penalty(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            dist.all_reduce(x.detach())
+            y = x * x
+            y.register_hook(lambda grad: dist.all_reduce(grad.detach()))
+            [grad] = torch.autograd.grad(y.sum(), x)
+            dist.all_reduce(grad)
+            return grad
+
+    with group_of_one(), modtrace.record(model := Penalty(), strict=True) as rec:
+        model(torch.ones(2, requires_grad=True))
+    assert [row["phase"] for row in rows_of(rec)] == ["forward", "backward", "forward"]
+
+
 def test_without_the_compiled_part_all_come_from_the_log_of_torch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

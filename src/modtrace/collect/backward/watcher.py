@@ -44,7 +44,8 @@ class BackwardWatcher:
         self._logs = logs
         self._close_down_to = close_down_to
         self._entry = EngineEntry()
-        self._running: list[Backward] = []
+        #: Those that run on any thread; the list is always the same, and other threads change it.
+        self.all_running: list[Backward] = []
         self.threads = NodeThreads(logs)
         self.listeners: list[BackwardListener] = []
 
@@ -99,7 +100,7 @@ class BackwardWatcher:
         log.backward = backward
         backward.outputs = outputs
         log.context = self._logs.outside  # modules that the backward runs are not inside the open call
-        self._running.append(backward)
+        self.all_running.append(backward)
         self.threads.forget_unseen()
         with self._subscribers.guard(None):
             if backward.create_graph and log.segment is None:
@@ -114,14 +115,17 @@ class BackwardWatcher:
                 if isinstance(outputs, torch.Tensor):
                     outputs = (outputs,)
                 hooks.plan(outputs, self.makers, listeners, times=times, additions=additions)
-            elif backward.create_graph or any(running.home is not backward.home for running in self._running):
+            elif backward.create_graph or any(
+                running.home is not backward.home for running in [*self.all_running]
+            ):
                 hooks.plan_learning(outputs)
 
     def _end(self, backward: Backward, hooks: CallHooks, raised: bool) -> None:
         log = backward.log
         log.backward = backward.outer_of_thread
         backward.outputs = backward.owners = None
-        self._running = [running for running in self._running if running is not backward]
+        if backward in self.all_running:
+            self.all_running.remove(backward)
         hooks.remove()
         began = backward.calls.began
         is_timed = bool(began) and began[-1] is not None
@@ -147,7 +151,7 @@ class BackwardWatcher:
 
     def is_running(self) -> bool:
         """Returns whether a backward runs on any thread."""
-        return bool(self._running)
+        return bool(self.all_running)
 
     def running(self, log: ThreadLog, task: int) -> Backward | None:
         """Returns the backward of a graph task; None if it did not come through the wrapped entry."""
@@ -157,7 +161,7 @@ class BackwardWatcher:
         return backward
 
     def _find_running(self, log: ThreadLog, task: int) -> Backward | None:
-        for backward in reversed(self._running):
+        for backward in reversed([*self.all_running]):
             if backward.task == task:
                 return backward
         if log.backward is not None and log.backward.task < 0:
@@ -165,7 +169,7 @@ class BackwardWatcher:
             return log.backward
         # This is one of the engine's own threads, which has no log of the backward. A backward that has not run a node
         # yet does not know its task.
-        unknown = [running for running in self._running if running.task < 0]
+        unknown = [running for running in [*self.all_running] if running.task < 0]
         if len(unknown) > 1:
             node = current_node()
             begun = [candidate for candidate in unknown if node in root_nodes(candidate.outputs)]

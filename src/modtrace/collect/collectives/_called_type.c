@@ -203,7 +203,8 @@ static PyObject *calls_set_up(PyObject *object, PyObject *args) {
     if (!PyArg_ParseTuple(args, "OOOO!", &capsule, &exchange, &probe, &PyTuple_Type, &held)) return NULL;
     CallState *state = PyCapsule_GetPointer(capsule, "modtrace.collect.collectives._called.state");
     if (state == NULL) return NULL;
-    if (PyTuple_Size(held) != HELD || !PyDict_Check(PyTuple_GetItem(held, OPTIMIZER_STARTS)))
+    if (PyTuple_Size(held) != HELD || !PyDict_Check(PyTuple_GetItem(held, OPTIMIZER_STARTS)) ||
+        !PyList_Check(PyTuple_GetItem(held, BACKWARDS)))
         return PyErr_Format(PyExc_TypeError, "set_up() takes %d objects of certain types", HELD);
     const ExchangeTable *table = exchange == Py_None ? NULL : PyCapsule_GetPointer(exchange, "dlpack_exchange_api");
     if (exchange != Py_None && table == NULL) return NULL;

@@ -89,8 +89,8 @@ class CalledCollectives(CompiledCalls):
         self._tracker = tracker
         logs = tracker.logs
         held = (
-            logs, logs.threads, tracker.optimizers.starts, graph_task_id, number_reader(), perf_counter_ns,
-            torch.Tensor, torch.nn.Parameter, FORWARD,
+            logs, logs.threads, tracker.optimizers.starts, graph_task_id, tracker.backwards.all_running,
+            number_reader(), perf_counter_ns, torch.Tensor, torch.nn.Parameter, FORWARD,
         )  # fmt: skip
         probe: Any = ThreadLog.__new__(ThreadLog)
         probe.segment, probe.context = object(), object()
