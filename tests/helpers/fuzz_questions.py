@@ -68,7 +68,13 @@ ANSWERS: dict[str, Ask] = {
 
 
 def _command(*arguments: str) -> Ask:
-    return lambda path: run_command(*(each.replace("RUN", str(path)) for each in arguments))
+    def ask(path: Path) -> int:
+        healthy = path.parent.parent / path.parent.name.partition("-")[0]
+        paths = {"RUN": path, "HEALTHY": healthy}
+        texts = (re.sub("RUN|HEALTHY", lambda found: str(paths[found[0]]), text) for text in arguments)
+        return run_command(*texts)
+
+    return ask
 
 
 def run_command(*arguments: str) -> int:
@@ -87,11 +93,14 @@ def run_command(*arguments: str) -> int:
     finally:
         sys.argv, sys.stdout, sys.stderr = before
     err.seek(0)
-    told = err.read()
+    out.flush()
+    told, answer = err.read(), out.buffer.tell()
     assert code in (0, 1, 2), (code, told)
     assert "Traceback" not in told, told
-    error = re.sub(r"^Rank \d+ of \d+ is shown\..*\n", "", told)  # which may precede it
-    assert code != 2 or error.startswith("modtrace: error: "), told
+    # what may precede it
+    error = re.sub(r"^((Rank \d+ of \d+ is shown\.|Rank \d+ is left out, because).*\n)+", "", told)
+    is_answered = answer and not error  # 2 also says that there was nothing to compare
+    assert code != 2 or is_answered or error.startswith("modtrace: error: "), told
     assert "--step" in arguments or "--step" not in told, (
         told
     )  # an error of another kind that is told as one of it
@@ -99,7 +108,8 @@ def run_command(*arguments: str) -> int:
 
 
 _TO = "RUN.out"
-#: The commands, `RUN` standing for the recording. Pictures are left out: other programs draw them.
+#: The commands, `RUN` standing for the recording, `HEALTHY` for what it was before the damage. Pictures are left out:
+#: other programs draw them.
 COMMANDS: dict[str, Ask] = {
     " ".join(each): _command(*each)
     for each in [
@@ -121,6 +131,14 @@ COMMANDS: dict[str, Ask] = {
         ("nonfinite", "RUN", "--json"),
         ("recompute", "RUN"),
         ("recompute", "RUN", "--json"),
+        ("compare", "RUN", "HEALTHY"),
+        ("compare", "HEALTHY", "RUN", "--json"),
+        ("view", "RUN", "--against", "HEALTHY", "-o", _TO + ".html"),
+        ("view", "HEALTHY", "--against", "RUN", "-o", _TO + ".html"),
+        ("compare", "RUN", "HEALTHY", "--rank", "0"),
+        ("nonfinite", "RUN", "--rank", "all"),
+        ("ranks", "RUN"),
+        ("ranks", "RUN", "--json"),
         ("plot", "RUN", "--json"),
         ("plot", "RUN", "--json", "--role", "parameter_grad", "--stat", "std"),
         ("plot", "RUN", "--json", "--kind", "histogram", "--step", "1"),
@@ -130,4 +148,14 @@ COMMANDS: dict[str, Ask] = {
         ("export", "RUN", "--format", "trace", "-o", _TO),
     ]
 }
-QUESTIONS = {**ANSWERS, **COMMANDS}
+
+
+def _query(path: Path) -> int:
+    """Exports the recording, and asks a question of the dataset."""
+    dataset = f"{path}.parquet"
+    if run_command("export", str(path), "--format", "parquet", "-o", dataset) == 2:
+        return 2
+    return run_command("query", dataset, "slowest-modules")
+
+
+QUESTIONS = {**ANSWERS, **COMMANDS, "query": _query}

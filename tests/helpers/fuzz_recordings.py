@@ -92,6 +92,19 @@ def record_last_steps(path: Path) -> None:
         train(rec, model, 4)
 
 
+def record_compiled(path: Path) -> None:
+    """A compiled region in a process group: the tables that the others leave empty."""
+    from torch import distributed
+
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    model = nn.Sequential(Block(), nn.Linear(4, 2))
+    model[0].compile(backend="aot_eager")
+    with record(path, model) as rec:
+        train(rec, model, 2)
+        distributed.all_reduce(torch.ones(2))
+    distributed.destroy_process_group()
+
+
 def record_until_killed(path: Path) -> None:
     if os.fork() == 0:
         model = Net()
@@ -110,6 +123,7 @@ def main() -> None:
     record_until_killed(folder / "killed")
     record_ranks(folder / "closed")
     record_last_steps(folder / "kept")
+    record_compiled(folder / "compiled")
 
 
 if __name__ == "__main__":

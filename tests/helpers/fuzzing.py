@@ -26,7 +26,7 @@ from modtrace.errors import ModtraceError
 from modtrace.recording.schema import schemas
 from modtrace.store.reader import FolderReader, open_ranks
 
-ORIGINALS = ("closed", "killed", "kept")
+ORIGINALS = ("closed", "killed", "kept", "compiled")
 WHOLE, PARTIAL, REFUSED = "answered whole", "answered in part, with a mark", "refused by a named error"
 
 _MEMORY_BYTES = 2**30  # beyond what the process has
@@ -72,16 +72,15 @@ def fuzz(folder: Path, seeds: Iterable[int], questions: int | None = None) -> li
 
 def _serve(folder: Path, questions: int | None, seeds: Iterable[int]) -> None:
     known = {name: _describe(folder / name) for name in ORIGINALS}
-    with tempfile.TemporaryDirectory(
-        dir=folder
-    ) as scratch:  # what is imported when it is needed is there then
+    # What is imported when it is needed is there then.
+    with tempfile.TemporaryDirectory(dir=folder, prefix="closed-") as scratch:
         copy_of(folder / "closed", Path(scratch, "run"))
         for question in QUESTIONS:
             assert QUESTIONS[question](Path(scratch, "run")) != 2, question
             _delete_others(Path(scratch, "run"))
     for seed in seeds:
         name = Random(-seed - 1).choice(ORIGINALS)
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        with tempfile.TemporaryDirectory(dir=folder, prefix=f"{name}-") as scratch:
             mutation, result, is_fault = _try(folder / name, known[name], Path(scratch), seed, questions)
         print(json.dumps(Outcome(seed, name, mutation, result, is_fault)), flush=True)
 

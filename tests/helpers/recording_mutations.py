@@ -11,6 +11,8 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import ipc
 
+from modtrace.recording.schema import schemas
+
 #: Numbers that parsers stumble over.
 WILD = [0, 1, -1, 2, 7, 2**31 - 1, -(2**31), 2**30, 2**16, 255, 2**62, 2**63 - 1, -(2**63)]
 WILD_JSON = [
@@ -194,8 +196,12 @@ def folders(file: Path, files: list[Path], random: Random) -> None:
 def change_cells(file: Path, files: list[Path], random: Random) -> None:
     """A table that Arrow finds valid, with wild values in some cells, or nulls where none may be."""
 
+    table, column = random.choice([(table, name) for table in schemas() for name in schemas()[table].names])
+    files = [file for file in files if file.stem == table] or files
+
     def change(batch: pa.RecordBatch) -> pa.RecordBatch:
-        at = random.randrange(batch.num_columns)
+        at = batch.schema.get_field_index(column)
+        at = at if at >= 0 else random.randrange(batch.num_columns)  # the recording has no such table
         field, cells = batch.schema.field(at), batch.column(at).to_pylist()
         for row in random.sample(range(len(cells)), min(len(cells), random.choice([1, 3, 1000]))):
             cells[row] = _wild_cell(field.type, cells, random)

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from helpers.fuzzing import Outcome, fuzz, make_originals, summarize
+from helpers.fuzzing import ORIGINALS, Outcome, fuzz, make_originals, summarize
+from modtrace.recording.schema import schemas
+from modtrace.store.reader import FolderReader
 
 
 @pytest.fixture(scope="module")
@@ -13,6 +15,12 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("originals")
     make_originals(folder)
     return folder
+
+
+def test_there_are_rows_of_every_table_to_damage(originals: Path) -> None:
+    """`change_cells` draws from the columns of the schema, and so comes to each of them."""
+    recordings = [FolderReader(originals / name) for name in ORIGINALS]
+    assert [table for table in schemas() if not any(each.table(table).num_rows for each in recordings)] == []
 
 
 def test_twenty_four_damaged_recordings_are_refused_or_marked(originals: Path) -> None:
