@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import ipc
 
+from modtrace.recording.arrow.arrays import absent_column
 from modtrace.recording.schema import schemas
 
 #: Numbers that parsers stumble over.
@@ -196,12 +197,13 @@ def folders(file: Path, files: list[Path], random: Random) -> None:
 def change_cells(file: Path, files: list[Path], random: Random) -> None:
     """A table that Arrow finds valid, with wild values in some cells, or nulls where none may be."""
 
-    table, column = random.choice([(table, name) for table in schemas() for name in schemas()[table].names])
+    table, name = random.choice([(table, name) for table in schemas() for name in schemas()[table].names])
     files = [file for file in files if file.stem == table] or files
 
     def change(batch: pa.RecordBatch) -> pa.RecordBatch:
-        at = batch.schema.get_field_index(column)
-        at = at if at >= 0 else random.randrange(batch.num_columns)  # the recording has no such table
+        if name not in batch.schema.names:
+            batch = _with_empty(batch, schemas()[table].field(name))
+        at = batch.schema.get_field_index(name)
         field, cells = batch.schema.field(at), batch.column(at).to_pylist()
         for row in random.sample(range(len(cells)), min(len(cells), random.choice([1, 3, 1000]))):
             cells[row] = _wild_cell(field.type, cells, random)
@@ -210,6 +212,12 @@ def change_cells(file: Path, files: list[Path], random: Random) -> None:
         return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
     _rewrite(files, random, change)
+
+
+def _with_empty(batch: pa.RecordBatch, field: pa.Field) -> pa.RecordBatch:
+    """The batch with a column that its file lacks."""
+    columns = [*batch.columns, absent_column(field, batch.num_rows)]
+    return pa.RecordBatch.from_arrays(columns, names=[*batch.schema.names, field.name])
 
 
 def _wild_cell(kind: pa.DataType, cells: list, random: Random):
@@ -229,6 +237,7 @@ def _wild_cell(kind: pa.DataType, cells: list, random: Random):
     words = [
         "",
         "wild",
+        "\u202e",
         "a.b.c",
         "a" * 10_000,
         "\x1b[31m",
