@@ -47,6 +47,32 @@ def test_columns_are_left_out_in_turn_until_the_others_fit() -> None:
     assert fit_columns(columns, None, ["c"]).left_out == ()
 
 
+def test_a_long_name_widens_no_table() -> None:
+    columns = [
+        Column("module", [Text("a" * 2000 + "." + "b" * 2999), Text("head")], right=False),
+        Column("time", [Text("1ms")] * 2),
+        Column("flops", [Text("12")] * 2),
+    ]
+    for width, widest in ((None, 213), (200, 200), (80, 80), (10, 33)):
+        lines = render_columns(fit_columns(columns, width, ()).shown, color=False).splitlines()
+        assert [len(line) for line in lines] == [widest] * 3
+    assert lines[1].startswith("aaaaaa…bbbbbbbbbbbbb  ")
+    fitted = fit_columns(columns, 80, ["flops", "time"])
+    assert fitted.left_out == ()  # a name does not drive them out
+
+
+def test_a_name_keeps_its_styles_and_columns_of_width_where_it_is_cut() -> None:
+    name = Text.join([Text("├─ ", "dim"), Text("层" * 9, "bold")])
+    assert name.cut(21) is name
+    assert name.cut(12).render(color=True) == "\x1b[2m├─ \x1b[0m\x1b[1m…层层层\x1b[0m"
+    assert name.cut(12).width <= 12
+
+
+def test_control_characters_are_escaped_in_all_texts() -> None:
+    """U+202E shows what follows from right to left."""
+    assert Text("a\u202eb\x1b[31m\n").render(color=False) == r"a\u202eb\x1b[31m\n"
+
+
 def test_what_is_left_out_is_named_below_the_table() -> None:
     columns = [Column(title, [Text("1234")]) for title in ("a", "b", "c")]
     assert render_fitted(fit_columns(columns, 10, ["c", "b"]), width=10, color=False) == (

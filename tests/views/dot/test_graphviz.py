@@ -70,10 +70,17 @@ def test_any_name_is_drawn_as_it_is(name: str) -> None:
         assert any(each.startswith(name.replace("\t", " ")) for each in tooltips(svg))
 
 
+def test_name_that_would_reorder_a_line_is_escaped() -> None:
+    needs_program("dot")
+    svg = render_svg(view([op("a\u202eb\u2066c\x9b")]))
+    assert texts(svg) == [r"a\u202eb\u2066c\x9b"]
+    assert not {*"\u202e\u2066\x9b"} & {*svg}
+
+
 def test_name_with_control_characters_and_line_breaks_gives_a_picture() -> None:
     needs_program("dot")
     svg = render_svg(view([op("a\nb\x00\x1b\ud800")]))
-    assert texts(svg) == ["a", "b\\u0000\\u001b\\ud800"]
+    assert texts(svg) == ["a", "b\\x00\\x1b\\ud800"]
 
 
 def test_labels_of_boxes_stand_behind_all_else() -> None:

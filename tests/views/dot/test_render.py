@@ -202,7 +202,7 @@ def test_call_that_runs_no_op_is_held_between_what_ran_before_and_after_it() -> 
 def test_what_is_written_of_names_is_what_is_read_of_them() -> None:
     name = 'a"b\\c\nd<e>&amp;\\N{é}\x07'
     text = render_dot(view([op(name)]), style=Bare())
-    assert body(text) == [r'n0 [label="a\"b\\c\nd<e>&amp;amp;\\N{é}\\u0007"]']
+    assert body(text) == [r'n0 [label="a\"b\\c\nd<e>&amp;amp;\\N{é}\\x07"]']
 
 
 def test_marks_and_missing_ops_are_told_in_the_picture() -> None:

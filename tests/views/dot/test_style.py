@@ -11,7 +11,7 @@ from modtrace.views.dot.text import Html
 
 def test_names_in_labels_of_the_style_are_escaped() -> None:
     text = render_dot(view([layer("<a>&'\x07", 'B"')]))
-    assert "label=<<b>&lt;a&gt;&amp;&#x27;\\u0007 </b>(B&quot;)>" in text
+    assert "label=<<b>&lt;a&gt;&amp;&#x27;\\x07 </b>(B&quot;)>" in text
 
 
 def test_shape_of_a_scalar_is_told_and_an_unknown_one_is_not() -> None:

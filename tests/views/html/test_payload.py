@@ -8,6 +8,7 @@ import pytest
 
 from helpers.report_pages import decode, numbers_of
 from modtrace.analysis.report.tables import Report, ReportColumn, ReportLane, ReportTable, text_column
+from modtrace.views.common.columns import printable
 from modtrace.views.html.payload import VERSION, encode_payload, to_payload
 
 
@@ -100,4 +101,5 @@ def test_payload_is_compressed_json_and_the_same_each_time() -> None:
 def test_no_name_breaks_the_payload(name: str) -> None:
     packed = encode_payload(report(text_column("label", "name", [name]), title=name))
     found, _ = decode(packed)
-    assert len(found["dictionaries"]["nodes.label"][0]) == len(name)
+    assert [found["title"], *found["dictionaries"]["nodes.label"]] == [printable(name)] * 2
+    assert printable(name).isprintable()

@@ -61,6 +61,16 @@ def test_no_text_of_a_plot_leaves_it_or_runs_into_another(kind: str, name: str, 
     assert ax.get_window_extent().width / ax.figure.dpi > 4
 
 
+@pytest.mark.parametrize("kind", ["lines", "heatmap", "histogram"])
+def test_odd_names_neither_reorder_nor_widen_a_picture(kind: Any) -> None:
+    sites = ("a\u202eb", "b" * 5000)
+    found = magnitudes(sites, 0) if kind == "histogram" else history([[1.0, 2.0]], sites=sites)
+    ax = draw(found, kind)
+    svg = vars(ax)["_repr_svg_"]()
+    assert "\u202e" not in svg and "a\\u202eb" in svg
+    assert ax.figure.get_size_inches()[0] < 15
+
+
 def places_of_texts(ax: Any) -> list[tuple[str, Any]]:
     """The texts that are seen, and where they stand; names of marks beyond the ends of an axis are not seen."""
     ax.figure.draw_without_rendering()

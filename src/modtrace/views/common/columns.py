@@ -1,12 +1,17 @@
-"""Lays out text in columns, plain or styled. Nothing is truncated, and markup is not interpreted."""
+"""Lays out text in columns, plain or styled. Long names are cut in their middle, and markup is not interpreted."""
 
 import re
 import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Protocol
 
 _GAP = "  "
+
+#: The width of the longest and of the shortest name that is left of one that does not fit.
+_LONGEST_NAME, _SHORTEST_NAME = 200, 20
+
 _INDENT = "  "  # the indentation of the further parts of a broken line
 
 #: A word with the blanks after it, or blanks at the beginning of a line.
@@ -17,7 +22,7 @@ _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", 
 
 
 class Text:
-    """The text of a line, in one style or in pieces of different styles.
+    """The text of a line, in one style or in pieces of different styles, with control characters escaped.
 
     No library is used, because it would be imported in the middle of a user's program, and rich 15.0, for example, then
     uses Python's `random`.
@@ -27,7 +32,7 @@ class Text:
 
     def __init__(self, text: str = "", style: str = "") -> None:
         #: Pieces of text with the style of each.
-        self.pieces: tuple[tuple[str, str], ...] = ((text, style),) if text else ()
+        self.pieces: tuple[tuple[str, str], ...] = ((printable(text), style),) if text else ()
 
     @classmethod
     def join(cls, texts: Iterable["Text"], between: str = "") -> "Text":
@@ -44,6 +49,21 @@ class Text:
     def width(self) -> int:
         """The width of the text in a terminal, in columns."""
         return sum(_width_of(text) for text, _ in self.pieces)
+
+    def cut(self, width: int) -> "Text":
+        """Returns at most `width` columns without the middle; more is kept of the end, which tells most."""
+        if self.width <= width:
+            return self
+        letters = [(letter, style) for text, style in self.pieces for letter in text]
+        begin = _count_fitting(letters, width // 3)
+        end = _count_fitting(letters[::-1], width - width // 3 - 1)
+        kept = [*letters[:begin], ("…", letters[begin][1]), *letters[len(letters) - end :]]
+        cut = Text()
+        cut.pieces = tuple(
+            ("".join(letter for letter, _ in piece), style)
+            for style, piece in groupby(kept, key=lambda letter: letter[1])
+        )
+        return cut
 
     def wrap(self, width: int) -> list["Text"]:
         """Returns lines of at most `width` columns, broken at blanks; a longer word has a line of its own."""
@@ -78,6 +98,15 @@ def _in_style(text: str, style: str) -> str:
     return f"\x1b[{codes}m{text}\x1b[0m" if codes else text
 
 
+def _count_fitting(letters: Sequence[tuple[str, str]], width: int) -> int:
+    """Returns how many of the letters, from the first, fit into a width."""
+    for count, (letter, _) in enumerate(letters):
+        width -= _width_of(letter)
+        if width < 0:
+            return count
+    return len(letters)
+
+
 def _width_of(text: str) -> int:
     return len(text) if text.isascii() else sum(map(_width_of_one, text))
 
@@ -102,6 +131,12 @@ class Column:
         """The width of the column in a terminal."""
         return max(Text(self.title).width, *(cell.width for cell in self.cells), 0)
 
+    def cut(self, width: int) -> "Column":
+        """Returns the column with its names cut to a width; numbers, and remarks without a title, stay whole."""
+        if self.right or not self.title or self.width <= width:
+            return self
+        return replace(self, cells=[cell.cut(width) for cell in self.cells])
+
     def render(self, *, titled: bool, color: bool) -> list[str]:
         """Returns the title, if `titled`, and the cells, all with the width of the widest."""
         width = self.width
@@ -111,16 +146,25 @@ class Column:
 
 
 def text_column(title: str, texts: Iterable[str | None]) -> Column:
-    """Returns a column of names, in which control characters are escaped; a cell is empty for None."""
-    return Column(title, [Text(printable(text or "")) for text in texts], right=False)
+    """Returns a column of names; a cell is empty for None."""
+    return Column(title, [Text(text or "") for text in texts], right=False)
 
 
 def printable(text: str) -> str:
-    """Returns the text with control characters escaped, so that a name cannot control the terminal."""
+    """Returns the text with control characters escaped, so that a name cannot control a terminal or reorder lines."""
+    if text.isprintable():
+        return text
     return "".join(
         character if character.isprintable() else character.encode("unicode_escape").decode()
         for character in text
     )
+
+
+def printable_lines(text: str) -> str:
+    """Returns the text with control characters escaped but for the ends of its lines; a tab becomes a blank."""
+    if text.isprintable():
+        return text
+    return "\n".join(printable(line.replace("\t", " ")) for line in text.replace("\r", "").split("\n"))
 
 
 class Markup(Protocol):
@@ -152,19 +196,38 @@ class FittedColumns:
 
 
 def fit_columns(columns: Sequence[Column], width: int | None, dispensable: Iterable[str]) -> FittedColumns:
-    """Returns the columns; as long as they are wider than `width`, the next of the `dispensable` titles is left out."""
-    widths = [column.width + len(_GAP) for column in columns]
-    needed = sum(widths) - len(_GAP)
-    too_many = 0 if width is None else needed - width
+    """Returns the columns in `width`: the next of the `dispensable` titles is left out while the others do not fit.
+
+    A column of names has half of the width before others are left out for it. What is longer is cut to what they leave.
+    """
+    columns = [column.cut(_LONGEST_NAME) for column in columns]
+    needed = _width_of_all(columns)
     left_out: set[str] = set()
-    for title in dispensable:
-        if too_many <= 0:
-            break
-        left_out.add(title)
-        too_many -= sum(own for column, own in zip(columns, widths, strict=True) if column.title == title)
-    shown = [column for column in columns if column.title not in left_out]
+    shown = columns
+    if width is not None:
+        claimed = [column.cut(max(width // 2, _SHORTEST_NAME)) for column in columns]
+        for title in dispensable:
+            if _width_of_all(column for column in claimed if column.title not in left_out) <= width:
+                break
+            left_out.add(title)
+        shown = _cut_to(width, [column for column in columns if column.title not in left_out])
     in_order = dict.fromkeys(column.title for column in columns if column.title in left_out)
     return FittedColumns(shown, tuple(in_order), needed)
+
+
+def _width_of_all(columns: Iterable[Column]) -> int:
+    return sum(column.width + len(_GAP) for column in columns) - len(_GAP)
+
+
+def _cut_to(width: int, columns: Sequence[Column]) -> list[Column]:
+    """Returns the columns with names cut as far as they are too wide together, in the widest columns first."""
+    too_many = _width_of_all(columns) - width
+    cut = list(columns)
+    for at in sorted(range(len(columns)), key=lambda at: -columns[at].width):
+        if too_many > 0:
+            cut[at] = columns[at].cut(max(columns[at].width - too_many, _SHORTEST_NAME))
+            too_many -= columns[at].width - cut[at].width
+    return cut
 
 
 def render_fitted(columns: FittedColumns, *, width: int | None, color: Color) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from ...analysis.tables.chosen_step import ShownStep
 from ...recording.meta import HELD, Note, RunMeta
 from ...recording.suggestions import count_of
-from .columns import Text, printable
+from .columns import Text
 from .numbers import format_time
 
 #: A text for steps whose device times were to be recorded, but are missing.
@@ -24,11 +24,11 @@ def describe_head(
         marks: the marks of the recording.
         missing: a remark to append if there is a step.
     """
-    lines = [Text(printable(shlex.join(command)), "bold")] if command else []
+    lines = [Text(shlex.join(command), "bold")] if command else []
     return [
         *lines,
         Text(_describe_step(step, missing)),
-        *(Text(f"! {printable(mark)}", "yellow") for mark in marks),
+        *(Text(f"! {mark}", "yellow") for mark in marks),
     ]
 
 
@@ -68,7 +68,7 @@ def describe_notes(notes: Sequence[Note]) -> list[Text]:
     hidden = len(notes) - _SHOWN_NOTES
     lines = [f"{hidden} more notes before these"] if hidden > 0 else []
     lines += [describe_note(note) for note in notes[-_SHOWN_NOTES:]]
-    return [Text(printable(line), "cyan") for line in lines]
+    return [Text(line, "cyan") for line in lines]
 
 
 def describe_note(note: Note) -> str:

@@ -7,10 +7,10 @@ from functools import lru_cache
 from itertools import zip_longest
 from typing import Any
 
-#: Text that graphviz would read as an entity, and characters that XML cannot hold.
-_RARE = re.compile("&(?=#?\\w+;)|[\x00-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
-_ESCAPES = {"&": "&amp;", "\t": " ", "\r": ""}
-_NOT_XML = re.compile("[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
+from ..common.columns import printable_lines
+
+#: Text that graphviz would read as an entity.
+_ENTITY = re.compile("&(?=#?\\w+;)")
 _WORD = re.compile(r"[A-Za-z_]\w*\Z", re.ASCII)
 
 
@@ -26,21 +26,14 @@ def quote(value: Any) -> str:
         return f"<{value}>"
     if isinstance(value, bool):
         return '"true"' if value else '"false"'
-    text = str(value).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    text = printable_lines(str(value)).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     # Needed for every node, and searching is much faster than replacing.
-    return f'"{text}"' if text.isprintable() and "&" not in text else f'"{_RARE.sub(_escape, text)}"'
-
-
-def _escape(found: re.Match[str]) -> str:
-    character = found[0]
-    return _ESCAPES.get(character, f"\\\\u{ord(character):04x}")
+    return f'"{_ENTITY.sub("&amp;", text)}"' if "&" in text else f'"{text}"'
 
 
 def escape_html(text: str) -> str:
     """Returns a text escaped for an `Html`, with line breaks kept."""
-    if not text.isprintable():
-        text = _NOT_XML.sub(lambda found: f"\\u{ord(found[0]):04x}", text.replace("\t", " "))
-    return html.escape(text).replace("\n", "<br/>")
+    return html.escape(printable_lines(text)).replace("\n", "<br/>")
 
 
 def to_html(label: object) -> Html:

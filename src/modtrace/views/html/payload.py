@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...analysis.report.tables import Report, ReportColumn
+from ..common.columns import printable_lines
 from .findings import describe_finding
 
 #: The version of the payload, as docs/view-payload.md describes it.
@@ -28,7 +29,7 @@ def encode_payload(report: Report) -> str:
 
 
 def to_payload(report: Report) -> tuple[dict[str, Any], bytes]:
-    """Returns the payload as JSON values, and the bytes that its columns refer to."""
+    """Returns the payload as JSON values with control characters escaped, and the bytes that its columns refer to."""
     dictionaries: dict[str, list[str]] = {}
     numbers = bytearray()
     tables = {
@@ -51,7 +52,15 @@ def to_payload(report: Report) -> tuple[dict[str, Any], bytes]:
         "dimensions": [{"name": name, "values": list(values)} for name, values in report.dimensions.items()],
         "findings": [describe_finding(finding) for finding in report.findings],
     }
-    return values, bytes(numbers)
+    return _escape(values), bytes(numbers)
+
+
+def _escape(value: Any) -> Any:
+    if isinstance(value, str):
+        return printable_lines(value)
+    if isinstance(value, dict):
+        return {_escape(name): _escape(of_name) for name, of_name in value.items()}
+    return [*map(_escape, value)] if isinstance(value, list | tuple) else value
 
 
 def _to_column(

@@ -17,7 +17,7 @@ from .growth import plot_growth
 from .heatmap import plot_heatmap
 from .histogram import plot_histogram
 from .lines import plot_lines
-from .style import drawable
+from .style import drawable, short_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -57,6 +57,7 @@ def draw(found: History | Exponents, kind: Kind, ax: "Axes | None" = None) -> "A
     Raises:
         MissingLibraryError: matplotlib is not installed.
     """
+    found = replace(found, sites=tuple(map(short_name, found.sites)))
     if isinstance(found, Exponents):
         drawn = plot_histogram(found, ax)
     else:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...analysis.divergence.answer import Comparison
-from .style import FEW_COLORS, NONFINITE_COLOR, few_of, new_axes, strip_frame
+from .style import FEW_COLORS, NONFINITE_COLOR, few_of, new_axes, short_name, strip_frame
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,7 +33,7 @@ def plot_growth(found: Comparison, ax: "Axes | None" = None) -> "Axes":
     ax.plot(at, noise, color="#888888", linestyle="--", linewidth=1, label="noise of one op or module")
     beyond = np.flatnonzero(errors > noise)
     ax.plot(at[beyond], shown[beyond], linestyle="", marker="o", markersize=4, color=NONFINITE_COLOR)
-    names = [point.name for point in points]
+    names = [short_name(point.name) for point in points]
     ticks = few_of(names, _NAMED)
     ax.set_xticks(
         ticks, [names[tick] for tick in ticks], rotation=60, ha="right", size="small", parse_math=False

@@ -9,6 +9,7 @@ from ...optional import require
 from ...recording.role import BY_NAME
 from ...recording.statistics.known import title_of
 from ...recording.statistics.moments import Numbers
+from ..common.columns import Text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,6 +36,9 @@ _LARGEST = 1e140
 #: further character.
 _WIDTH, _USUAL_NAME, _CHARACTER = 7.4, 24, 0.07
 
+#: The width of the longest name in a picture.
+_LONGEST_NAME = 100
+
 Scale = Literal["linear", "log", "symlog"]
 
 
@@ -47,6 +51,11 @@ def describe_role(role: str) -> str:
     """Returns the name of a role for many tensors."""
     known = BY_NAME.get(role)
     return known.of_many if known else role
+
+
+def short_name(name: str) -> str:
+    """Returns a name as a picture shows it: with control characters escaped, and without its middle if it is long."""
+    return Text(name).cut(_LONGEST_NAME).render(color=False)
 
 
 def new_axes(names: Sequence[str], height: float) -> "Axes":

@@ -69,7 +69,7 @@ def _to_text(value: Any) -> str:
         return ""
     if isinstance(value, float):
         return format_number(value)
-    return printable(value.hex() if isinstance(value, bytes) else str(value))
+    return value.hex() if isinstance(value, bytes) else str(value)
 
 
 def _to_hex(value: Any) -> str:

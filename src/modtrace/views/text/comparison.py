@@ -27,7 +27,7 @@ from ...recording.module_path import join
 from ...recording.phase import OPTIMIZER
 from ...recording.role import BUFFER, BY_NAME, OPTIMIZER_STATE, OUTPUT, PARAMETER, UPDATE
 from ...recording.suggestions import count_of, first_few
-from ..common.columns import Color, Text, printable, render_lines
+from ..common.columns import Color, Text, render_lines
 from ..common.numbers import format_count, to_json
 from .comparison_tables import format_error, render_growth_and_places
 
@@ -66,9 +66,9 @@ def render_comparison(
     head = [
         *_describe_answer(found),
         *([Text(found.noise_text, "dim")] if found.within or found.beyond or found.absorbed else []),
-        *([Text(f"names: {printable(', '.join(found.rules))}", "dim")] if found.rules else []),
+        *([Text(f"names: {', '.join(found.rules)}", "dim")] if found.rules else []),
         *_describe_environments(found),
-        *(Text(f"! {printable(mark)}", "yellow") for mark in found.marks),
+        *(Text(f"! {mark}", "yellow") for mark in found.marks),
     ]
     parts = [render_lines(head, color=color, width=width)]
     unmatched = list(_list_unmatched(found, top))
@@ -103,8 +103,8 @@ def _describe_environments(found: Comparison) -> list[Text]:
     first, *rest = found.environment
     lead = "environments: "
     return [
-        Text(f"{lead}{printable(first)}", "yellow"),
-        *(Text(" " * len(lead) + printable(line), "yellow") for line in rest),
+        Text(f"{lead}{first}", "yellow"),
+        *(Text(" " * len(lead) + line, "yellow") for line in rest),
     ]
 
 
@@ -123,15 +123,15 @@ def _describe_answer(found: Comparison) -> Iterator[Text]:
     elif first is None:
         yield Text.join(_say_agreement(found))
         if (most := found.absorbed_most) is not None:
-            yield Text(f"  the largest is {printable(_name(most))}: {_describe_error(most)}")
+            yield Text(f"  the largest is {_name(most)}: {_describe_error(most)}")
     else:
-        told = [Text("the runs part at ", "bold"), Text(printable(_name(first)), "bold red")]
+        told = [Text("the runs part at ", "bold"), Text(_name(first), "bold red")]
         if first.arguments:
-            told.append(Text(printable(f": {', '.join(first.arguments)}"), "bold"))
+            told.append(Text(f": {', '.join(first.arguments)}", "bold"))
         yield Text.join(told)
         if first.call:
             yield Text(f"  @{first.call} is call {first.call + 1} of the module in the step", "dim")
-        yield from (Text(f"  {printable(line)}") for line in _explain(first))
+        yield from (Text(f"  {line}") for line in _explain(first))
         if not found.by_ops and first.role == OUTPUT and first.kind != SOURCE:
             yield Text(
                 "  ops were not compared: record both runs with ops=True (--ops) to see which of them made it"
@@ -149,7 +149,7 @@ def _describe_reshaped(found: Comparison) -> Iterator[Text]:
     if change.calls != change.calls_b:
         counts = (change.calls, change.calls_b)
         shapes = [f"{n} x {shape}" if n > 1 else shape for n, shape in zip(counts, shapes, strict=True)]
-    told = f"{printable(change.name)} is {shapes[0]} against {shapes[1]}"
+    told = f"{change.name} is {shapes[0]} against {shapes[1]}"
     told += f", and {count_of(others, 'other output')} of modules" if others else ""
     yield Text.join([Text("the shapes differ: ", "bold red"), Text(told, "bold")])
     if found.is_void:
@@ -362,11 +362,11 @@ def _list_unmatched(found: Comparison, top: int) -> Iterator[Text]:
                 *(tuple(map(_name_one, names)) for names in (side.ops, side.calls, side.tensors)),
             ):
                 if kind:
-                    yield Text(f"  {printable(first_few(kind, max(top // 3, 1)))}")
+                    yield Text(f"  {first_few(kind, max(top // 3, 1))}")
                     break
     if found.proposed:
         yield Text('try map="auto" (--map auto), which stands for these rules, or give your own:')
-        yield from (Text(f"  {printable(rule)}") for rule in found.proposed[:top])
+        yield from (Text(f"  {rule}") for rule in found.proposed[:top])
 
 
 def _name_one(named: Named) -> str:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence, Set
-from dataclasses import replace
 from functools import partial
 
 from ...analysis.divergence.answer import (
@@ -24,7 +23,6 @@ from ..common.columns import (
     Text,
     explain_columns,
     fit_columns,
-    printable,
     render_columns,
     render_fitted,
     render_lines,
@@ -35,12 +33,6 @@ _CHARTED = 12
 
 #: The length of the longest bar of the chart.
 _BAR = 24
-
-#: The number of blanks between columns.
-_GAP = 2
-
-#: The length of names up to which columns are left out for them, and the length to which names are cut at most.
-_WHOLE_NAME, _SHORTEST_NAME = 32, 12
 
 _DISPENSABLE = ("noise", "inputs")
 
@@ -118,10 +110,8 @@ def _render_growth(found: Comparison, *, width: int | None, color: Color) -> str
         Column("error", [Text(format_error(point.error, unknown)) for point in shown]),
         Column(f"1e{low:+03d} .. 1e{high:+03d}", [_bar(point, low, high) for point in shown], right=False),
     ]
-    names = _cut_all([printable(point.name) for point in shown], columns, width)
-    return render_columns(
-        [Column("growth", [Text(name) for name in names], right=False), *columns], color=color
-    )
+    places = Column("growth", [Text(point.name) for point in shown], right=False)
+    return render_columns(fit_columns([places, *columns], width, ()).shown, color=color)
 
 
 def _choose_points(growth: Sequence[GrowthPoint]) -> list[GrowthPoint]:
@@ -173,12 +163,9 @@ def _render_places(
         Column("noise", [Text(number(diff.noise), "dim") for diff in shown]),
         Column("", [Text(diff.kind) for diff in shown], right=False),
     ]
-    names = [printable(name(diff)) for diff in shown]
-    least = Column("place", [Text("." * min(_WHOLE_NAME, max(map(len, names))))])
-    fitted = fit_columns([least, *columns], width, _DISPENSABLE)
-    kept = [column for column in columns if column.title in fitted.titles]
-    place = Column("place", [Text(name) for name in _cut_all(names, kept, width)], right=False)
-    table = render_fitted(replace(fitted, shown=[place, *kept]), width=width, color=color)
+    place = Column("place", [Text(name(diff)) for diff in shown], right=False)
+    fitted = fit_columns([place, *columns], width, _DISPENSABLE)
+    table = render_fitted(fitted, width=width, color=color)
     head = render_lines([Text(title, "bold")], color=color, width=width)
     rest = [Text(count_of(len(places) - top, "more place"), "dim")] if len(places) > top else []
     return head + table + render_lines(rest, color=color), fitted.titles
@@ -188,12 +175,3 @@ def _explain(shown: Set[str]) -> list[Text]:
     """Returns explanations of the visible columns and kinds."""
     kinds = "; ".join(f"{kind}: {meaning}" for kind, meaning in _KINDS.items() if kind in shown)
     return [*explain_columns(_LEGEND, shown), Text(kinds, "dim")]
-
-
-def _cut_all(names: Sequence[str], beside: Sequence[Column], width: int | None) -> list[str]:
-    """Returns names that fit beside the columns. A longer one keeps most of its end, which names the module."""
-    if width is None:
-        return list(names)
-    room = max(width - sum(column.width + _GAP for column in beside), _SHORTEST_NAME)
-    begin = room // 3
-    return [name if len(name) <= room else f"{name[:begin]}…{name[begin + 1 - room :]}" for name in names]

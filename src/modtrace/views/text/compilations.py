@@ -65,9 +65,7 @@ def _headline(found: Compilations) -> str:
 def describe_reason(reason: Reason) -> list[str]:
     """Returns lines on one reason: what happened where, why, and what to do."""
     line = reason.compiled if reason.kind == "error" else reason.line
-    place = (
-        ", ".join(part for part in (printable(reason.module), _format_line(line)) if part) or "(no module)"
-    )
+    place = ", ".join(part for part in (reason.module, _format_line(line)) if part) or "(no module)"
     more = 0 if reason.kind == "break" else reason.others  # for a break, only the functions around it
     others = f", and {count_of(more, 'more function')}" if more else ""
     is_elsewhere = reason.line is not None and line is not None and reason.line.place != line.place
@@ -101,7 +99,7 @@ def _format_line(line: CodeLine | None) -> str:
     if line is None:
         return ""
     code = f": {line.code}" if line.code else ""
-    return printable(f"{_short(line.file)}:{line.number} in {line.function}{code}")
+    return f"{_short(line.file)}:{line.number} in {line.function}{code}"
 
 
 def _short(file: str) -> str:
@@ -118,9 +116,7 @@ def region_columns(regions: Sequence[CompiledRegion]) -> list[Column]:
     longest = sorted(regions, key=lambda region: -region.took_ns)[:_SHOWN_REGIONS]
     regions = [region for region in regions if region in longest]
     columns = [
-        Column(
-            "region", [Text(printable(region.module or "(no module)")) for region in regions], right=False
-        ),
+        Column("region", [Text(region.module or "(no module)") for region in regions], right=False),
         Column("function", [Text(_place_of(region)) for region in regions], right=False),
         Column(
             "compiled",
@@ -138,7 +134,7 @@ def _place_of(region: CompiledRegion) -> str:
     line = (
         "" if region.line is None else f" {_short(region.line.file).rpartition('/')[2]}:{region.line.number}"
     )
-    return printable(f"{region.function}{line}")
+    return f"{region.function}{line}"
 
 
 def _format_ops(ops: Sequence[int]) -> str:
@@ -163,7 +159,7 @@ def describe_rest(found: Compilations) -> Iterator[Text]:
         inside = f"inside {first.region}, without calls of their own"
         if first.measured:
             inside = f"measured inside {first.region}, without times"
-        yield Text(printable(f"{inside}: {_names(first.modules)}{more}"), "dim")
+        yield Text(f"{inside}: {_names(first.modules)}{more}", "dim")
     if len(alike) > _SHOWN_MODULES:
         yield Text(f"inside {len(alike) - _SHOWN_MODULES} more regions: see --json", "dim")
     if found.shared:
@@ -179,5 +175,5 @@ def _below(region: str, path: str) -> str:
 
 def _names(paths: Sequence[str]) -> str:
     more = len(paths) - _SHOWN_MODULES
-    shown = printable(", ".join(paths[:_SHOWN_MODULES]))
+    shown = ", ".join(paths[:_SHOWN_MODULES])
     return f"{shown} and {more} more" if more > 0 else shown

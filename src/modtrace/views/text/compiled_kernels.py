@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from ...analysis.compile.kernels import CompiledInside, CompiledKernel
 from ...recording.suggestions import count_of
-from ..common.columns import Column, Legend, Text, printable, render_columns, render_lines
+from ..common.columns import Column, Legend, Text, render_columns, render_lines
 
 #: Columns that are left out in this order if the width is too small.
 DISPENSABLE_KERNELS = ("fused ops", "compiled in")
@@ -40,9 +40,7 @@ def kernel_columns(regions: Sequence[CompiledInside], top: int | None) -> list[C
         Column("fused ops", [Text(_describe_ops(kernel), "dim") for _, kernel in rows], right=False),
     ]
     if len(regions) > 1:
-        columns.insert(
-            0, Column("compiled in", [Text(printable(region.name)) for region, _ in rows], right=False)
-        )
+        columns.insert(0, Column("compiled in", [Text(region.name) for region, _ in rows], right=False))
     return columns
 
 
@@ -59,7 +57,7 @@ def describe_regions(regions: Sequence[CompiledInside], top: int | None) -> Iter
         fused = sum(kernel.is_fused for kernel in region.kernels)
         kernels = f", fused into {count_of(fused, 'kernel')}; times inside are not known" if fused else _ALONE
         yield Text(
-            f"inside of {printable(region.name)}, compiled in step {region.step}: "
+            f"inside of {region.name}, compiled in step {region.step}: "
             f"{count_of(region.forward_ops, 'op')} of "
             f"forward and {region.backward_ops} of backward{kernels}",
             "dim",
@@ -89,7 +87,7 @@ def _bare(op: str) -> str:
 
 def _shorten(names: Sequence[str], width: int, between: str) -> str:
     """Returns as many of the names as fit, at least one, and how many are left out."""
-    shown = list(map(printable, names))
+    shown = list(names)
     while len(shown) > 1 and len(between.join(shown)) > width:
         shown.pop()
     more = len(names) - len(shown)

@@ -16,7 +16,6 @@ from ..common.columns import (
     Text,
     explain_columns,
     fit_columns,
-    printable,
     render_tables,
 )
 from ..common.headline import describe_head
@@ -95,9 +94,9 @@ def _columns(table: MemoryTable, rows: Sequence[MemoryRow]) -> list[Column]:
     lines = [*_iterate_lines(rows), _Line(table.saved)]
     columns = [Column("module", [_name_cell(line) for line in lines], right=False)]
     if len({row.root for row in table.rows} - {None}) > 1:
-        columns.append(_of_modules("root", lines, lambda row: printable(row.root or ""), right=False))
+        columns.append(_of_modules("root", lines, lambda row: row.root or "", right=False))
     columns += [
-        _of_modules("type", lines, lambda row: printable(row.type or ""), right=False),
+        _of_modules("type", lines, lambda row: row.type or "", right=False),
         Column("ops", [Text(str(line.saved.ops or "")) for line in lines]),
         Column("saved", [_bytes_cell(line.saved.saved_bytes, line.saved.unknown) for line in lines]),
         _of_modules("%", lines, lambda row: format_share(row.share) if row.share is not None else ""),
@@ -117,10 +116,10 @@ def _iterate_lines(rows: Sequence[MemoryRow]) -> Iterator[_Line]:
 
 def _name_cell(line: _Line) -> Text:
     if line.op is not None:
-        return Text(f"   {printable(line.op.op)}", "dim")
+        return Text(f"   {line.op.op}", "dim")
     if line.row is None:
         return Text("all", "bold")
-    return Text(printable(line.row.name), "" if line.row.path is not None else "dim")
+    return Text(line.row.name, "" if line.row.path is not None else "dim")
 
 
 def _of_modules(

@@ -21,7 +21,7 @@ from ...recording.meta import Note
 from ...recording.phase import BACKWARD, OPTIMIZER
 from ...recording.role import BY_NAME, LEAF, PARAMETER, PARAMETER_GRAD
 from ...recording.suggestions import count_of, first_few, ranges_of
-from ..common.columns import Color, Text, printable, render_lines
+from ..common.columns import Color, Text, render_lines
 from ..common.headline import describe_notes
 from ..common.numbers import format_count
 
@@ -69,10 +69,10 @@ def render_nonfinite(
     for group in further[: limit - 1]:
         lines += _describe(replace(group[0], others=0), "then") if len(group) == 1 else _describe_group(group)
     told = describe_absorbed(absorbed[:limit])
-    lines += [Text.join([Text("absorbed: ", "bold"), Text(printable(line))]) for line in told]
+    lines += [Text.join([Text("absorbed: ", "bold"), Text(line)]) for line in told]
     if len(further) >= limit or len(absorbed) > limit:
         lines.append(Text(f"{limit} shown, and there are more: --limit {10 * limit} shows more of them"))
-    lines += [Text(f"! {printable(mark)}", "yellow") for mark in marks]
+    lines += [Text(f"! {mark}", "yellow") for mark in marks]
     untold = [note for note in notes if note.reason != measured.held]
     return render_lines([*lines, *describe_notes(untold)], color=color, width=width)
 
@@ -164,7 +164,7 @@ def render_ranks_with_nonfinite(
     lines.insert(0, Text(f"first on rank {first.rank} of {ranks}", "bold red"))
     for rank, one in others[:_OTHER_RANKS]:
         place = f"step {one.step}, {one.phase or 'between phases'}"
-        lines.append(Text(f"  then on rank {rank}, {place}: {printable(describe_made(one))}", "dim"))
+        lines.append(Text(f"  then on rank {rank}, {place}: {describe_made(one)}", "dim"))
     if len(others) > _OTHER_RANKS:
         more = ranges_of(sorted(answer.rank for answer in others[_OTHER_RANKS:]))
         lines.append(Text(f"  and on the ranks {more}", "dim"))
@@ -181,7 +181,7 @@ def _describe(found: NonFinite, which: str = "first non-finite values") -> list[
         ]
     else:
         lines = list(_describe_op(found, found.op))
-    return [first, *(Text(f"  {printable(line)}") for line in lines)]
+    return [first, *(Text(f"  {line}") for line in lines)]
 
 
 def _describe_group(alike: Sequence[NonFinite]) -> list[Text]:
@@ -193,8 +193,8 @@ def _describe_group(alike: Sequence[NonFinite]) -> list[Text]:
     names = f": {first_few(list(dict.fromkeys(one.source for one in alike)))}" if known else ""
     return [
         _head("then", counts, one),
-        Text(f"  {printable(f'held by {held}{names}')}"),
-        Text(f"  {printable(f'of each: {one.hint}')}"),
+        Text(f"  held by {held}{names}"),
+        Text(f"  of each: {one.hint}"),
     ]
 
 

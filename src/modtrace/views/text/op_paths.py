@@ -100,4 +100,4 @@ def _describe_rest(rows: Sequence[OpPath], hidden: int) -> list[Text]:
 
 
 def _name_cell(row: OpPath) -> Text:
-    return Text(printable(row.name), "" if row.path is not None else "dim")
+    return Text(row.name, "" if row.path is not None else "dim")

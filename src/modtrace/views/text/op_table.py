@@ -16,7 +16,6 @@ from ..common.columns import (
     Text,
     explain_columns,
     fit_columns,
-    printable,
     render_tables,
     text_column,
 )
@@ -125,7 +124,7 @@ def _name_columns(table: OpTable, rows: Sequence[OpRow]) -> list[Column]:
 
 def _name_cell(row: OpRow) -> Text:
     is_place = row.path is not None or row.busiest is not None
-    return Text(printable(row.name), "" if is_place else "dim")
+    return Text(row.name, "" if is_place else "dim")
 
 
 def _describe_busiest(table: OpTable, row: OpRow) -> str | None:
@@ -171,7 +170,7 @@ def _notes(table: OpTable, row: OpRow) -> Text:
 def _describe_rest(table: OpTable, shown: int, columns: FittedColumns) -> list[Text]:
     lines = []
     if table.compiled_before:
-        names = ", ".join(map(printable, table.compiled_before))
+        names = ", ".join(table.compiled_before)
         lines.append(
             Text(
                 f"what ran inside of {names} is not known: it was compiled before the recording began, or by a backend "

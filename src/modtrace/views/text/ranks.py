@@ -16,7 +16,7 @@ from ...recording.phase import BACKWARD
 from ...recording.protocols import LAST
 from ...recording.role import BY_NAME
 from ...recording.suggestions import count_of, first_few, ranges_of
-from ..common.columns import Color, Text, printable, render_lines
+from ..common.columns import Color, Text, render_lines
 from ..common.numbers import format_bytes, format_count, format_time
 
 #: At most this many ranks have a line of their own; of more, those that are unlike the others.
@@ -57,7 +57,7 @@ def render_ranks(
         *_describe_ranks(overview, {of.rank: of for of in waiting.traffic}),
     ]
     marks = [f"rank {state.rank}: {mark}" for state in overview.ranks for mark in state.marks]
-    lines += [Text(f"! {printable(mark)}", "yellow") for mark in marks[:_SHOWN]]
+    lines += [Text(f"! {mark}", "yellow") for mark in marks[:_SHOWN]]
     if len(marks) > _SHOWN:
         lines.append(Text(f"! and {len(marks) - _SHOWN} marks more: modtrace ranks --json", "yellow"))
     return render_lines(lines, color=color, width=width)
@@ -75,7 +75,7 @@ def _describe_mismatch(mismatch: Mismatch | None) -> Iterator[Text]:
     yield Text.join(
         [
             Text("ranks call different collectives", "bold red"),
-            Text(f" as number {mismatch.seq_id} of group {printable(mismatch.group)}"),
+            Text(f" as number {mismatch.seq_id} of group {mismatch.group}"),
         ]
     )
     for row, ranks in zip(mismatch.calls, mismatch.ranks, strict=True):
@@ -91,7 +91,7 @@ def _describe_stall(stall: Stall) -> Iterator[Text]:
         what = f"{does} not sent message {stall.seq_id} of group {stall.group} to rank {came}"
     else:
         what = f"{does} not come to {_name_collective(stall)} of group {stall.group}"
-    yield Text.join([Text(who, "bold red"), Text(f" {printable(what)}")])
+    yield Text.join([Text(who, "bold red"), Text(f" {what}")])
     since = f"for {format_time(stall.in_vain_ns)} when last seen"
     is_there = f"rank {came} was" if len(stall.came) == 1 else f"the ranks {came} were"
     yield Text(f"  {is_there} there {since}: {_tell_place(stall.where)}")
@@ -109,7 +109,7 @@ def _name_collective(one: Stall | Collective) -> str:
 def _tell_place(row: Collective) -> str:
     """Returns where in the run a collective stands: `step 7, blocks.3, forward`."""
     outside = None if row.phase == BACKWARD or row.name == LAST else "outside of modules"
-    return ", ".join(printable(part) for part in (f"step {row.step}", row.path or outside, row.phase) if part)
+    return ", ".join(part for part in (f"step {row.step}", row.path or outside, row.phase) if part)
 
 
 def _describe_straggler(straggler: Straggler | None) -> Iterator[Text]:
@@ -117,7 +117,7 @@ def _describe_straggler(straggler: Straggler | None) -> Iterator[Text]:
         return
     one = straggler
     late = f"{format_time(int(one.late_ns))} after the others"
-    where = f" from {printable(one.path)}" if one.path else ""
+    where = f" from {one.path}" if one.path else ""
     yield Text.join(
         [
             Text(
@@ -128,9 +128,7 @@ def _describe_straggler(straggler: Straggler | None) -> Iterator[Text]:
         ]
     )
     if one.slow_path is not None:
-        yield Text(
-            f"  its {printable(one.slow_path)} takes {format_time(int(one.slow_ns))} longer a step, forward"
-        )
+        yield Text(f"  its {one.slow_path} takes {format_time(int(one.slow_ns))} longer a step, forward")
 
 
 def _finite(value: Any) -> Any:
@@ -147,7 +145,7 @@ def _describe_split(split: Disagreement | None) -> Iterator[Text]:
         return
     ranks = sorted(rank for group in split.groups for rank in group)
     who = ranges_of(ranks) if len(ranks) > 2 else " and ".join(map(str, ranks))
-    path = printable(split.path) or "the model"
+    path = split.path or "the model"
     yield Text.join(
         [
             Text(f"the ranks {who} part", "bold red"),
@@ -181,12 +179,12 @@ def _describe_check(overview: RanksOverview, check: ReplicaCheck | None) -> Iter
             [
                 Text(_tell_who(first), "bold red"),
                 Text(
-                    f": {BY_NAME[first.role].of_one if first.role in BY_NAME else first.role} {printable(first.name)}, "
+                    f": {BY_NAME[first.role].of_one if first.role in BY_NAME else first.role} {first.name}, "
                 ),
                 Text(f"step {first.step}{_tell_factor(first)}"),
             ]
         )
-        others = [f"{one.role} {printable(one.name)}" for one in check.first[1:]]
+        others = [f"{one.role} {one.name}" for one in check.first[1:]]
         if others:
             yield Text(f"  in that step {count_of(len(others), 'tensor')} more, first {first_few(others, 3)}")
         later = check.disagreeing_steps[1:]

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from ...analysis.graph.parts import forms_of_op
 from ...analysis.provenance.recompute import RecomputeCheck, RecomputeDifference
 from ...recording.suggestions import count_of
-from ..common.columns import Color, Text, printable, render_lines
+from ..common.columns import Color, Text, render_lines
 from ..common.numbers import format_count
 
 #: The largest number of further places that are shown.
@@ -29,7 +29,7 @@ def render_recompute(
     far = " as far as compared" if check.ended else ""
     agreement = f"forward and recompute agree{far}: {_describe_compared(check)}"
     lines = _describe_differences(check) if check.differences else [Text(agreement)]
-    lines += [Text(f"! {printable(mark)}", "yellow") for mark in marks]
+    lines += [Text(f"! {mark}", "yellow") for mark in marks]
     return render_lines(lines, color=color, width=width)
 
 
@@ -56,15 +56,13 @@ def _describe_differences(check: RecomputeCheck) -> list[Text]:
     place = Text.join(
         [
             Text("forward and recompute differ", "bold red"),
-            Text(f" in step {first.step}, first {printable(_name(first))}"),
+            Text(f" in step {first.step}, first {_name(first)}"),
         ]
     )
-    lines = [place, *(Text(f"  {printable(line)}") for line in _explain(first))]
+    lines = [place, *(Text(f"  {line}") for line in _explain(first))]
     others = Counter(_name(diff) + (f": {diff.cause}" if diff.cause else "") for diff in more)
     told = others.most_common(_TOLD)
-    lines += [
-        Text(f"and {printable(name)}" + (f", {count} times" if count > 1 else "")) for name, count in told
-    ]
+    lines += [Text(f"and {name}" + (f", {count} times" if count > 1 else "")) for name, count in told]
     if len(others) > len(told):
         lines.append(Text(f"and {count_of(len(others) - len(told), 'further place')}"))
     return [*lines, Text(_describe_compared(check))]

@@ -19,7 +19,6 @@ from ..common.columns import (
     Text,
     explain_columns,
     fit_columns,
-    printable,
     render_tables,
 )
 from ..common.headline import NO_DEVICE_TIMES, describe_head, describe_notes
@@ -119,7 +118,7 @@ def _describe_nonfinite_steps(tree: ModuleTree, run: str | None) -> Iterator[Tex
     steps = f"in step {first}" if count == 1 else f"in {count} steps, first in step {first}"
     is_here = tree.step is not None and tree.step.step in tree.nonfinite_steps
     elsewhere = "" if is_here else ", not in this one"
-    more = "rec.first_nonfinite()" if run is None else printable(shlex.join(["modtrace", "nonfinite", run]))
+    more = "rec.first_nonfinite()" if run is None else shlex.join(["modtrace", "nonfinite", run])
     yield Text(f"! NaN or infinite values {steps}{elsewhere}; do they matter? {more}", "bold yellow")
 
 
@@ -171,7 +170,7 @@ def _tree_columns(lines: Sequence[TreeLine], tree: ModuleTree, slots: bool, belo
     rows = [row for line in lines for row in _rows_of(line, tree, slots, below)]
     columns = [
         Column("module", [_label_cell(row) for row in rows], right=False),
-        Column("type", [_cell(row, printable(row.node.type)) for row in rows], right=False),
+        Column("type", [_cell(row, row.node.type) for row in rows], right=False),
         Column("calls", [_cell(row, str(row.node.calls or "")) for row in rows]),
     ]
     for phase in _phases(tree):
@@ -210,11 +209,11 @@ def _rows_of(line: TreeLine, tree: ModuleTree, slots: bool, below: bool) -> Iter
 
 
 def _label_cell(row: _Row) -> Text:
-    label = printable(row.node.label)
+    label = row.node.label
     if row.shows == "heading":
         return Text(f"{row.guides}inside {label}, summed", "dim")
     if row.slot is not None:
-        return Text(f"{row.guides}{printable(row.slot.slot)}", "dim")
+        return Text(f"{row.guides}{row.slot.slot}", "dim")
     if row.shows == "note below":
         return Text.join([Text(row.guides, "dim"), row.note])
     if row.shows != "node":
@@ -255,7 +254,7 @@ def _notes(node: ModuleNode, untimed: str) -> list[Text]:
     raised = sum(node.phase(phase).raised for phase in MODULE_PHASES)
     unfinished = sum(node.phase(phase).unfinished for phase in MODULE_PHASES)
     notes = [
-        f"shared with {printable(node.same_as)}" if node.same_as is not None else "",
+        f"shared with {node.same_as}" if node.same_as is not None else "",
         f"raised {raised}x" if raised else "",
         f"{untimed} {unfinished}x" if unfinished else "",
     ]
@@ -264,7 +263,7 @@ def _notes(node: ModuleNode, untimed: str) -> list[Text]:
 
 def _type_columns(rows: Sequence[TypeTimes], tree: ModuleTree) -> list[Column]:
     columns = [
-        Column("type", [Text(printable(row.type)) for row in rows], right=False),
+        Column("type", [Text(row.type) for row in rows], right=False),
         Column("modules", [Text(str(row.modules)) for row in rows]),
         Column("calls", [Text(str(row.forward.calls or "")) for row in rows]),
     ]
