@@ -1,5 +1,7 @@
 """Alignments of recordings typed by hand."""
 
+import tracemalloc
+
 import pytest
 
 from builders import RecordingBuilder, TypedRecording
@@ -103,6 +105,25 @@ def test_two_steps_of_one_recording_are_aligned() -> None:
     assert found.steps.tolist() == [[0, 2]]
     assert found.values.tolist() == [[0, 2]]
     assert _is_whole(found)
+
+
+def test_memory_is_in_proportion_to_calls_and_not_to_calls_times_names_of_ops() -> None:
+    build, net, outer = begin_net(10**7, 10**6, nth=0)
+    count = 1500
+    for number in range(count):
+        module = build.module(f"layer{number}", "Linear", parent=net)
+        forward = build.call(module, 100 * number, 100 * number + 90, parent=outer, nth=0)
+        again = build.recompute(forward, 10**6 + 100 * number, 10**6 + 100 * number + 90, nth=0)
+        for call in (forward, again):
+            build.op(call, f"mine.op{number}.default", 100 * number + 10, 100 * number + 20)
+    build.output(forward, [1.0])
+    build.output(again, [1.0])
+    data = build.data()
+    tracemalloc.start()
+    align(data, data)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 5 * count**2  # a table of 8 bytes for each pair of them
 
 
 def test_recompute_of_one_recording_alone_is_paired_with_its_own_forward() -> None:

@@ -12,6 +12,7 @@ from ..tables.columns import (
     Rows,
     find_rows,
     number_codes,
+    number_densely,
     number_keys,
     pair_keys,
     rows_in_order,
@@ -139,7 +140,8 @@ def _is_measured_before(side: Paired) -> Bools:
         number_codes((one.roles, one.role[leaves]), (other.roles, other.role[others])),
         number_codes((one.slots, one.slot[leaves]), (other.slots, other.slot[others])),
     )
-    first = np.full(1 + max(int(keys.max(initial=0)), int(known.max(initial=0))), np.iinfo(np.int64).max)
+    keys, known, count = number_densely(keys, known)
+    first = np.full(count, np.iinfo(np.int64).max)
     np.minimum.at(first, known, other.step[others])
     is_before = np.zeros(len(one.step), bool)
     is_before[leaves] = first[keys] < translate(one.step[leaves], side.steps)
@@ -194,10 +196,9 @@ def _find_forward_ops(side: RunTables) -> Rows:
     if not len(again):
         return repeated
     call = ops.call[again]
-    names, others = number_keys(
-        (side.calls.unwrapped[call], ops.call[first]), (ops.name[again], ops.name[first])
+    names, others, size = number_densely(
+        *number_keys((side.calls.unwrapped[call], ops.call[first]), (ops.name[again], ops.name[first]))
     )
-    size = 1 + max(int(names.max()), int(others.max(initial=0)))
     counts, count = (np.bincount(numbers, minlength=size)[names] for numbers in (names, others))
     is_part = side.calls.phase[call] == _FORWARD
     nth = ops.nth[again] - np.where(is_part, count, 0)

@@ -161,6 +161,15 @@ def number_keys(*columns: tuple[Column, Column]) -> tuple[Rows, Rows]:
     return keys[:split], keys[split:]
 
 
+def number_densely(keys: Rows, others: Rows) -> tuple[Rows, Rows, int]:
+    """Returns the numbers of two tables' rows as numbers that count up from 0, and how many these are.
+
+    Numbers of `number_keys` may be as large as the product of its columns, and size no array.
+    """
+    numbers, count = _compact(np.concatenate([keys, others]))
+    return numbers[: len(keys)], numbers[len(keys) :], count
+
+
 def _compact(keys: Column) -> tuple[Rows, int]:
     distinct, compact = np.unique(keys, return_inverse=True)
     return compact.reshape(-1).astype(np.int64), len(distinct)
