@@ -64,12 +64,15 @@ def same(one: Any, other: Any) -> bool:
 
 #: No rows of a table lie inside each other in a circle; a reader demands it. Here no row lies in another.
 _REFERENCES = {"parent_call_id", "parent_id"}
-_IDS = {"call_id", "module_id"}
-_FIRST_ID = 1000
+_IDS = {"call_id", "module_id", "site_id", "compilation_id"}
+_FIRST_ID, _LAST_ID = (
+    1000,
+    2**24 - 1,
+)  # a reader allows ids this far above the number of rows
 
 _PRIMITIVES = {
     pa.bool_(): st.booleans(),
-    pa.int32(): st.integers(0, 2**31 - 1),
+    pa.int32(): st.integers(0, 2**30 - 1),
     pa.int64(): st.integers(0, 2**62 - 1),
     pa.float64(): st.floats(),
     pa.float32(): st.floats(width=32),
@@ -90,7 +93,7 @@ def _values(field: pa.Field) -> st.SearchStrategy[Any]:
     elif field.name in _REFERENCES:
         one = st.integers(0, _FIRST_ID - 1)
     elif field.name in _IDS:
-        one = st.integers(_FIRST_ID, 2**31 - 1)
+        one = st.integers(_FIRST_ID, _LAST_ID)
     elif pa.types.is_list(field.type):
         one = st.lists(_PRIMITIVES[field.type.value_type], max_size=3)
     else:
@@ -102,7 +105,7 @@ def _values(field: pa.Field) -> st.SearchStrategy[Any]:
 def columns_of(draw: st.DrawFn, table: str) -> Columns:
     """Columns of a table: always those that must be given, and some of the others."""
     rows = draw(st.integers(0, 4))
-    always = {"phase", *_IDS}
+    always = {"phase", "call_id", "module_id"}
     fields = [each for each in schema(table) if each.name in always or draw(st.booleans())]
     fields = fields or [schema(table).field(0)]
     return {each.name: draw(st.lists(_values(each), min_size=rows, max_size=rows)) for each in fields}

@@ -107,6 +107,18 @@ def test_text_that_is_no_unicode_is_found(tmp_path: Path) -> None:
         (
             "calls",
             CALLS,
+            {"thread": [0, 2**30]},
+            f"column 'thread' is {2**30}, and it is from 0 to 2**30 (row 1)",
+        ),
+        (
+            "sites",
+            SITES,
+            {"site_id": [2**24 + 2, 1]},
+            f"column 'site_id' is {2**24 + 2}, and the table has 2 rows (row 0)",
+        ),
+        (
+            "calls",
+            CALLS,
             {"parent_call_id": [None, 1]},
             "column 'parent_call_id' leads from call_id 1 into a circle (row 1)",
         ),

@@ -12,8 +12,15 @@ from ..phase import PHASES
 from ..role import ROLES
 from .arrays import to_numpy
 
-#: Sums and differences of two numbers below this limit fit into 64 bits.
-_INTEGERS_END = 2**62
+#: Sums and differences of two numbers below these limits fit into the type of their column, by its bits. Steps, which
+#: are never added, may have any number.
+_INTEGERS_END = {32: 2**30, 64: 2**62}
+_STEP = "step"
+
+#: Ids that count up from 0, by table: they are less than the number of rows, and of those that a full disk has lost.
+_COUNTED = {"modules": "module_id", "sites": "site_id", "compilations": "compilation_id"}
+_MOST_LOST = 2**24
+
 _ALLOWED = {"phase": PHASES, "role": ("", *ROLES)}  # "" for a column that was not given
 _MAGNITUDES = 256  # the number of bins of a histogram
 _FEW = 8_192  # a number of elements that numpy copies quickly
@@ -59,9 +66,13 @@ def find_fault(name: str, table: pa.Table) -> Fault | None:
     """
     integers = [field.name for field in table.schema if pa.types.is_integer(field.type)]
     ends = map_in_threads(_ends_of, [table[column] for column in integers], table.num_rows)
-    for bad in find_bad_rows(name, table, dict(zip(integers, ends, strict=True))):
+    known = dict(zip(integers, ends, strict=True))
+    for bad in find_bad_rows(name, table, known):
         row = int(np.argmax(bad.rows)) if len(bad.rows) else 0
         return Fault(bad.column, row, bad.describe(row))
+    if name in _COUNTED and known[_COUNTED[name]][1] >= table.num_rows + _MOST_LOST:
+        why = f"is {known[_COUNTED[name]][1]}, and the table has {table.num_rows} rows"
+        return Fault(_COUNTED[name], int(np.argmax(to_numpy(table[_COUNTED[name]]))), why)
     return None
 
 
@@ -81,7 +92,8 @@ def find_bad_rows(
             yield BadRows(field.name, _mask(pc.is_null(column)), lambda row: "is null, and must not be")
         if pa.types.is_integer(field.type):
             least, largest = ends[field.name] if ends else _ends_of(column)
-            yield from _find_wild_integers(field.name, column, least, largest)
+            end = _INTEGERS_END[64 if field.name == _STEP else field.type.bit_width]
+            yield from _find_wild_integers(field.name, column, least, largest, end)
         elif field.name in _ALLOWED:
             yield from _find_unknown_texts(field.name, column)
         elif pa.types.is_list(field.type):
@@ -90,11 +102,14 @@ def find_bad_rows(
         yield from _find_circles(table, *_TREES[name])
 
 
-def _find_wild_integers(name: str, column: pa.ChunkedArray, least: int, largest: int) -> Iterator[BadRows]:
+def _find_wild_integers(
+    name: str, column: pa.ChunkedArray, least: int, largest: int, end: int
+) -> Iterator[BadRows]:
     """Finds counts, numbers and times that are negative, judging by the minimum and maximum."""
-    if least < 0 or largest >= _INTEGERS_END:
-        wild = _mask(pc.or_(pc.less(column, 0), pc.greater_equal(column, _INTEGERS_END)))
-        yield BadRows(name, wild, lambda row: f"is {column[row].as_py()}, and it is from 0 to 2**62")
+    if least < 0 or largest >= end:
+        wild = _mask(pc.or_(pc.less(column, 0), pc.greater_equal(column, end)))
+        what = f"from 0 to 2**{end.bit_length() - 1}"
+        yield BadRows(name, wild, lambda row: f"is {column[row].as_py()}, and it is {what}")
 
 
 def _ends_of(column: pa.ChunkedArray) -> tuple[int, int]:
