@@ -90,6 +90,12 @@ def _values(field: pa.Field) -> st.SearchStrategy[Any]:
         one = st.lists(st.integers(0, 9), min_size=1, max_size=3).map(
             lambda each: each + [0] * (256 - len(each))
         )
+    elif field.name == "hash":
+        one = st.binary(min_size=8, max_size=8)
+    elif field.name == "sketch":
+        one = st.lists(st.floats(width=32), min_size=1, max_size=3).map(
+            lambda each: each + [0.0] * (64 - len(each))
+        )
     elif field.name in _REFERENCES:
         one = st.integers(0, _FIRST_ID - 1)
     elif field.name in _IDS:
@@ -105,7 +111,7 @@ def _values(field: pa.Field) -> st.SearchStrategy[Any]:
 def columns_of(draw: st.DrawFn, table: str) -> Columns:
     """Columns of a table: always those that must be given, and some of the others."""
     rows = draw(st.integers(0, 4))
-    always = {"phase", "call_id", "module_id"}
+    always = {"phase", "role", "call_id", "module_id"}
     fields = [each for each in schema(table) if each.name in always or draw(st.booleans())]
     fields = fields or [schema(table).field(0)]
     return {each.name: draw(st.lists(_values(each), min_size=rows, max_size=rows)) for each in fields}

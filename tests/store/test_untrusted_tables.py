@@ -113,6 +113,13 @@ def test_text_that_is_no_unicode_is_found(tmp_path: Path) -> None:
         (
             "sites",
             SITES,
+            {"role": ["output", ""]},
+            "column 'role' has the word '', and there are input, output, grad_output, grad_input, parameter, "
+            "parameter_grad, buffer, optimizer_state, update, op_output, leaf, loss (row 1)",
+        ),
+        (
+            "sites",
+            SITES,
             {"site_id": [2**24 + 2, 1]},
             f"column 'site_id' is {2**24 + 2}, and the table has 2 rows (row 0)",
         ),
@@ -144,6 +151,8 @@ def test_text_that_is_no_unicode_is_found(tmp_path: Path) -> None:
         ("values", VALUES, {"sample": [[1.0, None]]}, "column 'sample' holds a null (row 0)"),
         ("values", VALUES, {"shape": [[2, -3]]}, "column 'shape' holds a negative number (row 0)"),
         ("values", VALUES, {"histogram": [[1, 2]]}, "column 'histogram' has not 256 counts (row 0)"),
+        ("values", VALUES, {"hash": [b"123456789"]}, "column 'hash' has not 8 bytes (row 0)"),
+        ("values", VALUES, {"sketch": [[1.0]]}, "column 'sketch' has not 64 numbers (row 0)"),
         (
             "sites",
             SITES,

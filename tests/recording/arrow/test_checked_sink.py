@@ -84,14 +84,20 @@ def expected(table: str, columns: Columns) -> list[dict[str, Any]]:
 
 
 def _needed(table: str) -> Columns:
-    """The phase, which must be given."""
-    field = schema(table).field("phase") if "phase" in schema(table).names else None
-    return {"phase": ["forward"]} if field is not None and not field.nullable else {}
+    """The phase and the role, which must be given."""
+    return {
+        field.name: [_WORDS[field.name]]
+        for field in schema(table)
+        if field.name in _WORDS and not field.nullable
+    }
+
+
+_WORDS = {"phase": "forward", "role": "input"}
 
 
 def _plain(field: pa.Field) -> list[Any]:
-    if field.name == "phase":
-        return ["forward"]
+    if field.name in _WORDS:
+        return [_WORDS[field.name]]
     if pa.types.is_list(field.type):
         return [[]]
     if pa.types.is_boolean(field.type):

@@ -21,8 +21,13 @@ _STEP = "step"
 _COUNTED = {"modules": "module_id", "sites": "site_id", "compilations": "compilation_id"}
 _MOST_LOST = 2**24
 
-_ALLOWED = {"phase": PHASES, "role": ("", *ROLES)}  # "" for a column that was not given
-_MAGNITUDES = 256  # the number of bins of a histogram
+_ALLOWED = {"phase": PHASES, "role": ROLES}
+#: How many there are in each list or text of bytes of a column, and of what.
+_SIZES = {
+    "histogram": (256, "counts"),
+    "hash": (8, "bytes"),
+    "sketch": (64, "numbers"),
+}
 _FEW = 8_192  # a number of elements that numpy copies quickly
 
 #: Lists in which -1 means unknown; other lists have no negative numbers.
@@ -98,6 +103,8 @@ def find_bad_rows(
             yield from _find_unknown_texts(field.name, column)
         elif pa.types.is_list(field.type):
             yield from _find_bad_lists(field.name, column, -1 if (name, field.name) in _UNKNOWN_INSIDE else 0)
+        if field.name in _SIZES:
+            yield from _find_wrong_sizes(field.name, column)
     if name in _TREES and {*_TREES[name][:2]} <= {*table.column_names}:
         yield from _find_circles(table, *_TREES[name])
 
@@ -134,12 +141,12 @@ def _find_unknown_texts(name: str, column: pa.ChunkedArray) -> Iterator[BadRows]
         rows = _mask(pc.equal(column.cast(pa.string()), unknown[0]))
         if not rows.any():
             rows[:1] = True
-        why = f"has the word {unknown[0]!r}, and there are {', '.join(filter(None, known))}"
+        why = f"has the word {unknown[0]!r}, and there are {', '.join(known)}"
         yield BadRows(name, rows, lambda row: why)
 
 
 def _find_bad_lists(name: str, column: pa.ChunkedArray, least: int) -> Iterator[BadRows]:
-    """Finds lists with nulls or too small sizes and counts, and histograms that lack bins."""
+    """Finds lists with nulls, and with too small sizes and counts."""
     if column.null_count == len(column):
         return
     inside = pc.list_flatten(column)
@@ -148,10 +155,16 @@ def _find_bad_lists(name: str, column: pa.ChunkedArray, least: int) -> Iterator[
     if pa.types.is_integer(inside.type) and _ends_of(inside)[0] < least:
         why = "holds a negative number" if least == 0 else f"holds a number below {least}"
         yield BadRows(name, _rows_of(column, pc.less(inside, least)), lambda row: why)
-    if name == "histogram":
-        lengths = pc.not_equal(pc.list_value_length(column), _MAGNITUDES)
-        if pc.any(lengths).as_py():
-            yield BadRows(name, _mask(lengths), lambda row: f"has not {_MAGNITUDES} counts")
+
+
+def _find_wrong_sizes(name: str, column: pa.ChunkedArray) -> Iterator[BadRows]:
+    if column.null_count == len(column):
+        return
+    size, of_what = _SIZES[name]
+    count = pc.list_value_length if pa.types.is_list(column.type) else pc.binary_length
+    wrong = pc.not_equal(count(column), size)
+    if pc.any(wrong).as_py():
+        yield BadRows(name, _mask(wrong), lambda row: f"has not {size} {of_what}")
 
 
 def _rows_of(lists: pa.ChunkedArray, inside: pa.ChunkedArray) -> npt.NDArray[np.bool_]:
