@@ -177,16 +177,17 @@ class LiveRecording(Recording):
             if self._recorder is None or not self._options.values:
                 raise
 
-    def module_tree(self, step: int | None = None) -> ModuleTree:
-        """Returns the calls and times of one step by module; its notes also say how many steps are held.
+    def module_tree(self, step: int | None = None, steps: Any = None) -> ModuleTree:
+        """Returns the calls and times of steps by module; its notes also say how many steps are held.
 
         Args:
-            step: the number of the step; None for the last complete one.
+            step: as for `Recording.module_tree`.
+            steps: as for `Recording.module_tree`.
 
         Raises:
-            ValueError: there is no such step.
+            TypeError, ValueError: there are no such steps.
         """
-        tree, held = super().module_tree(step), self.progress.held
+        tree, held = super().module_tree(step, steps), self.progress.held
         if self._recorder is None or not held:
             return tree
         reason = f"{count_of(held, 'step')} held in memory; rec.dump() writes what is held"

@@ -272,43 +272,53 @@ class Recording(answers.Displayed):
         """
         return answers.ShownRecomputeCheck.of(check_recomputes(self.data))
 
-    def module_tree(self, step: int | None = None) -> ModuleTree:
-        """Returns the calls and times of one step by module.
+    def module_tree(self, step: int | None = None, steps: Any = None) -> ModuleTree:
+        """Returns the calls and times of steps by module, as medians; values are those of the last of them.
 
         Args:
-            step: the number of the step; None for the last complete one.
+            step: the number of a step that is shown alone.
+            steps: `"START:STOP[:EVERY]"`, a range or a slice: the steps of which it has medians, of those that are
+                alike the 50 newest. If `step` is None too, they are training steps without the first two and without
+                those in which something was compiled; if there are no three, it is the last complete one.
 
         Raises:
-            ValueError: there is no such step.
+            TypeError, ValueError: there are no such steps.
         """
-        return answers.ShownModuleTree.of(build_module_tree(self.data, step=step))
+        return answers.ShownModuleTree.of(build_module_tree(self.data, step=step, steps=steps))
 
     def op_table(
-        self, step: int | None = None, *, by: GroupedBy = "module", phase: str | None = None
+        self,
+        step: int | None = None,
+        steps: Any = None,
+        *,
+        by: GroupedBy = "module",
+        phase: str | None = None,
     ) -> OpTable:
-        """Returns the costs of the ops of one step, in descending order. Its `recorded` is False without ops.
+        """Returns the costs of the ops of steps, in descending order. Its `recorded` is False without ops.
 
         Args:
-            step: the number of the step; None for the last complete one.
+            step: as for `module_tree`.
+            steps: as for `module_tree`.
             by: `"module"`, `"call"` (a forward with its backward and recompute) or `"op"` (ops of one name).
             phase: forward, backward, recompute or optimizer, which leaves out all other ops; None for all.
 
         Raises:
-            ValueError: there is no such step, or `by` or `phase` is something else.
+            TypeError, ValueError: there are no such steps, or `by` or `phase` is something else.
         """
-        return answers.ShownOpTable.of(build_op_table(self.data, step=step, by=by, phase=phase))
+        return answers.ShownOpTable.of(build_op_table(self.data, step=step, steps=steps, by=by, phase=phase))
 
-    def memory_table(self, step: int | None = None, *, ops: bool = False) -> MemoryTable:
+    def memory_table(self, step: int | None = None, steps: Any = None, *, ops: bool = False) -> MemoryTable:
         """Returns what the modules save for backward and their calls allocate. Its `recorded` is False without ops.
 
         Args:
-            step: the number of the step; None for the last complete one.
+            step: as for `module_tree`.
+            steps: as for `module_tree`.
             ops: lists in each row the ops that save memory.
 
         Raises:
-            ValueError: there is no such step.
+            TypeError, ValueError: there are no such steps.
         """
-        return answers.ShownMemoryTable.of(build_memory_table(self.data, step=step, ops=ops))
+        return answers.ShownMemoryTable.of(build_memory_table(self.data, step=step, steps=steps, ops=ops))
 
     def paths(self, step: int | None = None, *, phase: str | None = None) -> OpPaths:
         """Returns the ops in the order in which they ran, each with its module. Its `recorded` is False without ops.

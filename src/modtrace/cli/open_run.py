@@ -24,6 +24,7 @@ AskedStep = int | str | None
 _ASKED_RANKS = "modtrace.ranks"
 
 SHOWN_STEP = "The step to show. Default: the last complete training step."
+SHOWN_ALONE = "The only step that is shown. Default: medians of the newest training steps, at most 50."
 _HOW = f"a number, -1 for the last, or {', '.join(STEP_NAMES)}"
 
 
@@ -161,6 +162,14 @@ def step_option(about: str) -> Callable[[click.decorators.FC], click.decorators.
     """Returns the option `--step`; its help is the sentence `about` of the command, and the possible values."""
     first, *rest = about.partition(".")
     return click.option("--step", type=to_asked_step, metavar="STEP", help=f"{first}: {_HOW}{''.join(rest)}")
+
+
+def steps_option() -> Callable[[click.decorators.FC], click.decorators.FC]:
+    """Returns the option `--steps`, the range of the steps whose medians are shown."""
+    about = (
+        "The steps whose medians to show: 5: begins with step 5, 5:20 ends before 20. At most the 50 newest."
+    )
+    return click.option("--steps", metavar="START:STOP", help=about)
 
 
 def to_asked_step(text: str) -> int | str:

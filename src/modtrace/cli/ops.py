@@ -1,4 +1,4 @@
-"""`modtrace ops`: shows the costs of the ops of one step."""
+"""`modtrace ops`: shows the costs of the ops of a step."""
 
 import click
 
@@ -6,13 +6,23 @@ from ..analysis.ops.groups import GROUPED_BY, GroupedBy
 from ..analysis.ops.op_table import build_op_table
 from ..recording.phase import PHASES
 from ..views.text.op_table import render_op_table, render_op_table_json
-from .open_run import SHOWN_STEP, AskedStep, errors_of, open_with_rows, read_step, require_ops_of, step_option
+from .open_run import (
+    SHOWN_ALONE,
+    AskedStep,
+    errors_of,
+    open_with_rows,
+    read_step,
+    require_ops_of,
+    step_option,
+    steps_option,
+)
 from .output import print_text, print_view
 
 
 @click.command()
 @click.argument("run")
-@step_option(SHOWN_STEP)
+@step_option(SHOWN_ALONE)
+@steps_option()
 @click.option(
     "--by",
     type=click.Choice(GROUPED_BY),
@@ -23,15 +33,23 @@ from .output import print_text, print_view
 @click.option("--phase", type=click.Choice(PHASES), help="Only ops of this phase. Default: all.")
 @click.option("--top", type=click.IntRange(min=1), help="Rows to show. Default: all.")
 @click.option("--json", "as_json", is_flag=True, help="The same as JSON, times in nanoseconds.")
-def ops(run: str, step: AskedStep, by: GroupedBy, phase: str | None, top: int | None, as_json: bool) -> None:
-    """Shows what the ops of the recording RUN cost in one step: time, floating-point operations, bytes.
+def ops(
+    run: str,
+    step: AskedStep,
+    steps: str | None,
+    by: GroupedBy,
+    phase: str | None,
+    top: int | None,
+    as_json: bool,
+) -> None:
+    """Shows what the ops of the recording RUN cost in a step: time, floating-point operations, bytes.
 
     A module counts with its own ops, without those of the modules inside it. The most expensive come first.
     """
     data = open_with_rows(run, "ops")
     number = read_step(run, data, step)
-    with errors_of(run, data, option="--step"):
-        table = build_op_table(data, step=number, by=by, phase=phase)
+    with errors_of(run, data, option="--step" if steps is None else None):
+        table = build_op_table(data, step=number, steps=steps, by=by, phase=phase)
         require_ops_of(data, table.step, phase)
     if as_json:
         print_text(render_op_table_json(table, top=top))

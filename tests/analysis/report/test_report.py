@@ -249,6 +249,7 @@ def test_a_long_run_keeps_values_of_evenly_chosen_steps_and_spans_around_the_sho
     of_steps = [(start, step) for kind, start, step in rows(spans, "kind", "start", "step") if kind == "step"]
     assert of_steps == rows(steps, "start", "number")[6:]
     assert found.notes == (
+        "Times, costs and memory of modules are medians of 7 steps, 2 to 8; all else is of step 8.",
         "The timeline has 3 steps of 9, those around the shown one.",
         "Of the values, 5 of 9 steps are here, evenly chosen.",
     )

@@ -168,5 +168,6 @@ def test_json_has_the_fields_and_as_many_rows_as_asked_for() -> None:
         "bytes_unknown": 0,
         "unfinished": 0,
         "raised": 0,
+        "over_steps": None,
     }
     assert len(json.loads(render_op_table_json(by_module()))["rows"]) == 4

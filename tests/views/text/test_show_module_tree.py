@@ -120,6 +120,7 @@ def gpt(blocks: int, *, recompute: bool = False) -> ModuleTree:
         recompute=times(blocks, 2150 * blocks) if recompute else NO_CALLS,
         optimizer=times(1, 6500),
         outside_ns=4_000_000,
+        outside_share=0.02,
     )
 
 
@@ -181,7 +182,8 @@ def gpt_with_values() -> ModuleTree:
     )
     root = node("GPT", "GPT", times(1, 3000, 1000), wte, blocks, parameters=1_036_288, path="", values=values)
     step = replace(STEP, overhead_ns=1_200_000)
-    return tree(root, step=step, optimizer=times(1, 6500), outside_ns=4_000_000)
+    optimizer = replace(times(1, 6500), share=6.5 / 198.8)
+    return tree(root, step=step, optimizer=optimizer, outside_ns=4_000_000, outside_share=4 / 198.8)
 
 
 def first_column(text: str) -> list[str]:
@@ -313,7 +315,7 @@ def test_empty_recording_says_so() -> None:
 
 
 def test_step_without_calls_says_so() -> None:
-    assert render_module_tree(tree(outside_ns=200_000_000)) == (
+    assert render_module_tree(tree(outside_ns=200_000_000, outside_share=1.0)) == (
         "train.py --steps 20\n"
         "step 19 (train), 200ms, no module was called; 20 steps recorded, 0 to 19\n"
         "\n"

@@ -16,6 +16,7 @@ NONE = {
     "raised": 0,
     "shortest_ns": None,
     "longest_ns": None,
+    "over_steps": None,
 }
 
 
@@ -54,12 +55,15 @@ def test_tree_is_nested_json_with_times_in_nanoseconds() -> None:
             "last": 3,
             "count": 1,
             "partial": 0,
+            "sample": None,
         },
         "forward": outer,
         "backward": NONE,
         "recompute": NONE,
         "optimizer": inner,
         "outside_ns": 400,
+        "outside_share": 0.4,
+        "outliers": [],
         "backward_recorded": False,
         "ops_recorded": False,
         "device_times": False,

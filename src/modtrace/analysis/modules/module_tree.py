@@ -1,22 +1,33 @@
-"""Builds the tree of modules with the times of one step."""
+"""Builds the tree of modules with the times of one step, or with medians over several."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
 from ...recording.meta import Note
-from ...recording.phase import BACKWARD, FORWARD, PHASES, RECOMPUTE, ByPhase
+from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, PHASES, RECOMPUTE, ByPhase
 from ...recording.protocols import RecordingData
 from ...recording.statistics.moments import nonfinite_steps
 from ..compile.compilations import Compilations, read_compilations
 from ..tables.calls import read_calls
-from ..tables.chosen_step import ShownStep, choose_step
-from ..tables.columns import Rows, phase_codes
-from ..tables.device_times import has_device_times, on_device, step_on_device
-from ..tables.placement import NOWHERE, Placer, TreePlace, label_places, name_roots
+from ..tables.chosen_step import ChosenSteps, ShownStep
+from ..tables.columns import Column, Rows, phase_codes
+from ..tables.device_times import has_device_times, on_device, steps_on_device
+from ..tables.placement import (
+    NO_PLACE_NAMES,
+    NOWHERE,
+    OPTIMIZERS,
+    OUTSIDE,
+    Placer,
+    TreePlace,
+    label_places,
+    name_roots,
+)
+from ..tables.quartiles import Outlier, find_median, find_median_share, find_outliers
+from ..tables.shown_steps import choose_steps
 from ..tables.times import NO_CALLS, CallTimes, PhaseTimes
 from .value_summary import ValueSummary
 from .values import read_values, summarize_values
@@ -59,7 +70,10 @@ class ModuleNode(ByPhase[PhaseTimes]):
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleTree(ByPhase[PhaseTimes]):
-    """The modules that ran in one step, and where its time was spent."""
+    """The modules that ran in one step, and where its time was spent.
+
+    Of several steps, times are medians, and values are those of the last step.
+    """
 
     command: tuple[str, ...]
     marks: tuple[str, ...]
@@ -70,6 +84,8 @@ class ModuleTree(ByPhase[PhaseTimes]):
     recompute: PhaseTimes
     optimizer: PhaseTimes
     outside_ns: int | None  # the part of the step in which no call ran; None: not known
+    outside_share: float | None = None
+    outliers: tuple[Outlier, ...] = ()  # steps that took at least twice the median
     backward_recorded: bool  # whether the recording has backward calls, or was to have them
     ops_recorded: bool = False  # whether ops were to be recorded, which slows the calls
     #: Whether times are device times, rather than those of the host.
@@ -81,44 +97,66 @@ class ModuleTree(ByPhase[PhaseTimes]):
     compilations: Compilations | None = None  # what torch.compile did in all steps; None for nothing
 
 
-def build_module_tree(data: RecordingData, *, step: int | None = None) -> ModuleTree:
-    """Returns the modules that ran in a step, as they are registered, with their times and values.
+def build_module_tree(data: RecordingData, *, step: int | None = None, steps: Any = None) -> ModuleTree:
+    """Returns the modules that ran in steps, as they are registered, with their times and values.
 
     Args:
         data: the recording.
-        step: the number of the step. None chooses the last complete training step that has calls; without one the
+        step: the number of a step that is shown alone.
+        steps: the range of the steps whose medians are shown. If `step` is None too, they are the newest comparable
+            training steps. Without three of them it is the last complete training step that has calls; without one the
             last complete step, and without any the last that was begun.
 
     Raises:
-        ValueError: the recording has no such step; the message names the existing ones.
+        TypeError, ValueError: the recording has no such step; the message names the existing ones.
     """
     table, options = data.table("calls"), data.meta.options
-    shown = choose_step(data.table("steps"), table, step)
-    number = shown.step if shown else None
-    values = read_values(data, number)
+    chosen = choose_steps(data, step, steps)
+    values = read_values(data, chosen.shown.step if chosen.shown else None)
     # gradients may belong to calls of an earlier step
     placer = Placer(data)
-    calls = read_calls(table, placer, number, also=values.rows.call_id)
-    on_clock = step_on_device(shown, calls)
+    calls = read_calls(table, placer, chosen.numbers, also=values.rows.call_id)
+    is_of_device = has_device_times(calls)
+    on_clock = steps_on_device(chosen, calls)
     times = CallTimes(on_device(calls), on_clock)
-    summaries = summarize_values(values, calls)
+    of_phases = {phase: times.of_phase(phase) for phase in PHASES}
+    outside_ns = times.outside_ns()
+    roots = _assemble(placer.places, times, summarize_values(values, calls))
     return ModuleTree(
         command=data.meta.argv,
         marks=data.meta.marks,
         notes=data.meta.notes,
-        step=shown,
-        roots=_assemble(placer.places, times, summaries),
-        **{phase: times.of_phase(phase) for phase in PHASES},
-        outside_ns=times.outside_ns(),
+        step=chosen.shown,
+        roots=roots,
+        **of_phases,
+        outside_ns=find_median(outside_ns),
+        outside_share=find_median_share(outside_ns, on_clock.duration_ns),
+        outliers=_find_outliers(roots, of_phases[OPTIMIZER], outside_ns, on_clock),
         backward_recorded=bool(options.get("backward_times") or options.get("ops"))
         or PHASES.index(BACKWARD) in phase_codes(table["phase"]),
         ops_recorded=bool(options.get("ops")),
-        device_times=has_device_times(calls),
-        device_step_ns=on_clock.duration_ns if on_clock is not None and on_clock is not shown else None,
-        lacks_device_times=bool(options.get("device_times")) and not has_device_times(calls),
+        device_times=is_of_device,
+        device_step_ns=find_median(on_clock.duration_ns) if on_clock is not chosen else None,
+        lacks_device_times=bool(options.get("device_times")) and not is_of_device,
         nonfinite_steps=tuple(nonfinite_steps(data.table("values"), data.table("sites"))),
         compilations=read_compilations(data, placer.modules),
     )
+
+
+def _find_outliers(
+    roots: Sequence[ModuleNode], optimizer: PhaseTimes, outside_ns: Column, steps: ChosenSteps
+) -> tuple[Outlier, ...]:
+    """Returns the steps that took far longer than most, each with the place where most of the excess was spent."""
+    names: list[tuple[str, str | None]] = [(NO_PLACE_NAMES[OUTSIDE], None)]
+    parts = [np.maximum(outside_ns, 0)]
+    own: list[tuple[str, str | None, PhaseTimes]] = [(NO_PLACE_NAMES[OPTIMIZERS], None, optimizer)]
+    for _, node in iterate_nodes(roots):
+        own += [(node.path or node.root, phase, node.phase(phase)) for phase in MODULE_PHASES]
+    for name, phase, times in own:
+        if times.over_steps is not None:
+            names.append((name, phase))
+            parts.append(times.over_steps.times.self_ns)
+    return find_outliers(steps.numbers, steps.duration_ns, np.stack(parts), names)
 
 
 def iterate_nodes(roots: Iterable[ModuleNode]) -> Iterator[tuple[int, ModuleNode]]:
@@ -149,18 +187,10 @@ def children_first(top: Iterable[Made], below: Callable[[Made], Iterable[Made]])
     return reversed(order)
 
 
-@dataclass(frozen=True)
-class _Assembled:
-    """A node with the calls from which its times are summed; containers above need these."""
-
-    node: ModuleNode
-    rows: Mapping[str, Rows]
-
-
 def _assemble(
     places: Sequence[TreePlace], times: CallTimes, summaries: Mapping[int, ValueSummary]
 ) -> tuple[ModuleNode, ...]:
-    """Returns the nodes that ran, or that have such nodes below them, children before parents.
+    """Returns the nodes that ran, or that have such nodes below them.
 
     A module that was not called is included if values of its calls are known (gradients of an earlier step's forward),
     or if its parameters are not finite.
@@ -170,39 +200,51 @@ def _assemble(
     order = sorted((place.is_alias, place.module.module_id, index) for index, place in enumerate(places))
     for _, _, index in order:
         below[places[index].parent].append(index)
-    labels, roots = label_places(places), name_roots(places)
+    upwards = list(children_first(below[NOWHERE], below.__getitem__))
     phases = [phase for phase in MODULE_PHASES if phase in times.phases]
-    made: dict[int, _Assembled] = {}
-    for index in children_first(below[NOWHERE], below.__getitem__):
-        place = places[index]
-        children = [made.pop(child) for child in below[index] if child in made]
-        rows = {phase: _rows_of(times.at(index, phase), phase, children, times) for phase in phases}
+    totals: dict[tuple[int, str], Rows] = {}  # by place and phase, the calls over which the total is summed
+    shown: set[int] = set()
+    for index in upwards:
+        for phase in phases:
+            inside = [totals[child, phase] for child in below[index] if (child, phase) in totals]
+            rows = times.outermost(_join_inside(times.at(index, phase), inside, times))
+            if len(rows):
+                totals[index, phase] = rows
         values = summaries.get(index)
-        was_called = any(len(of_phase) for of_phase in rows.values())
-        if children or was_called or (values is not None and values.at_calls):
-            sums = {phase: times.sum_up(times.at(index, phase), total=rows[phase]) for phase in phases}
-            node = ModuleNode(
-                path=place.path,
-                root=roots.get(place.module.root_id, ""),
-                label=labels[index],
-                type=place.module.type,
-                module_id=place.module.module_id,
-                parameters=place.module.parameters,
-                called=any(of_phase.calls for of_phase in sums.values()),
-                same_as=place.module.path if place.is_alias else None,
-                forward=sums.get(FORWARD, NO_CALLS),
-                backward=sums.get(BACKWARD, NO_CALLS),
-                recompute=sums.get(RECOMPUTE, NO_CALLS),
-                values=values,
-                children=tuple(child.node for child in children),
-            )
-            made[index] = _Assembled(node, rows)
-    return tuple(made[index].node for index in below[NOWHERE] if index in made)
+        has_calls = any((index, phase) in totals for phase in phases)
+        if has_calls or not shown.isdisjoint(below[index]) or (values is not None and values.at_calls):
+            shown.add(index)
+    sums = dict(
+        zip(totals, times.sum_up([(times.at(*at), rows) for at, rows in totals.items()]), strict=True)
+    )
+    labels, roots = label_places(places), name_roots(places)
+    made: dict[int, ModuleNode] = {}
+    for index in upwards:
+        if index not in shown:
+            continue
+        place = places[index]
+        own = {phase: sums.get((index, phase), NO_CALLS) for phase in MODULE_PHASES}
+        made[index] = ModuleNode(
+            path=place.path,
+            root=roots.get(place.module.root_id, ""),
+            label=labels[index],
+            type=place.module.type,
+            module_id=place.module.module_id,
+            parameters=place.module.parameters,
+            called=any(of_phase.calls for of_phase in own.values()),
+            same_as=place.module.path if place.is_alias else None,
+            forward=own[FORWARD],
+            backward=own[BACKWARD],
+            recompute=own[RECOMPUTE],
+            values=summaries.get(index),
+            children=tuple(made.pop(child) for child in below[index] if child in made),
+        )
+    return tuple(made[index] for index in below[NOWHERE] if index in made)
 
 
-def _rows_of(own: Rows, phase: str, children: Sequence[_Assembled], times: CallTimes) -> Rows:
-    """Returns the calls that a node's total time sums: its own calls, or its children's if it has none."""
-    inside = [child.rows[phase] for child in children if len(child.rows[phase])]
-    if not len(own) and inside:
-        own = np.concatenate(inside)
-    return times.outermost(own)
+def _join_inside(own: Rows, inside: Sequence[Rows], times: CallTimes) -> Rows:
+    """Returns the calls that a node's total time sums: its own calls, or its children's in steps without such."""
+    if not inside:
+        return own
+    others = np.concatenate(inside)
+    return np.concatenate([own, times.in_other_steps(others, own)]) if len(own) else others

@@ -1,4 +1,4 @@
-"""Groups the ops of a step: by module, by call, or by name."""
+"""Groups the ops of steps: by module, by call, or by name."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,11 +6,10 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from ..tables.calls import Calls
-from ..tables.columns import Rows
+from ..tables.columns import Column, Rows, count_before, find_rows
 from ..tables.ops import StepOps
 from ..tables.placement import NO_PLACE_NAMES, PlaceName
-from .sums import sum_by
+from .sums import find_medians_of_sums
 
 GroupedBy = Literal["module", "op", "call"]
 GROUPED_BY: tuple[GroupedBy, ...] = get_args(GroupedBy)
@@ -23,7 +22,9 @@ class Group:
     name: str  # the path, `path@1` for a second call, or the op's name
     place: PlaceName | None = None  # None for a group by name
     call: int | None = None  # in a group by call: its number among the module's calls in the step
-    call_step: int | None = None  # in a group by call: the step of its forward
+    call_step: int | None = (
+        None  # in a group by call: the step of its forward; of several steps, for the last one
+    )
     allocated_bytes: int | None = None  # what its calls allocate without inner calls; None if unknown
     busiest: PlaceName | None = None  # in a group by name: the module in which most time was spent
     busiest_ns: int = 0
@@ -60,13 +61,16 @@ def _by_module(ops: StepOps) -> Grouping:
 
 
 def _by_call(ops: StepOps) -> Grouping:
-    """Returns groups by place and forward call; a wrapper's call and that of the wrapped module are one."""
+    """Returns groups by place and forward call; a wrapper's call and that of the wrapped module are one.
+
+    Calls of several steps with the same number are one.
+    """
     calls = ops.calls
-    of_call, first = _number_forward_calls(calls)
+    of_call, first, steps_ago = _number_forward_calls(ops)
     keys = np.where(ops.call >= 0, of_call[ops.call], ops.where) if len(of_call) else ops.where
     distinct, of_op = np.unique(keys, return_inverse=True)
     allocated = _sum_allocated(ops, of_call, distinct)
-    nth, steps = calls.nth, calls.column("step")
+    nth, last = calls.nth, ops.step.step if ops.step else 0
     groups = []
     for key, size in zip(distinct.tolist(), allocated, strict=True):
         if key < 0:
@@ -80,38 +84,48 @@ def _by_call(ops: StepOps) -> Grouping:
                 name=place.name_call(number),
                 place=place,
                 call=number,
-                call_step=int(steps[origin]),
+                call_step=last - int(steps_ago[call]),
                 allocated_bytes=size,
             )
         )
     return Grouping(of_op, groups)
 
 
-def _number_forward_calls(calls: Calls) -> tuple[Rows, Rows]:
-    """Returns for each call the group of its forward call, and for each group one of its calls.
+def _number_forward_calls(ops: StepOps) -> tuple[Rows, Rows, Column]:
+    """Returns for each call the group of its forward call, for each group one of its calls, and how old forwards are.
 
-    A call outside of the module tree has the negative code of its place instead.
+    A call outside of the module tree has the negative code of its place instead. The age of the forward of a call is
+    the number of steps since then.
     """
+    calls = ops.calls
+    step, origin, nth = calls.column("step"), calls.origin, calls.nth
+    now = np.where(calls.in_step, step, ops.step.step if ops.step else 0)
+    steps_ago = now - step[origin] if len(calls) else now
+    # Calls without number are told apart by their order in the step.
+    keys = np.stack([calls.where, steps_ago, nth[origin]]) if len(calls) else np.empty((3, 0), np.int64)
+    unnumbered = np.flatnonzero((nth < 0) & (origin == np.arange(len(calls))))
+    order = np.zeros(len(calls), np.int64)
+    _, in_order = np.unique(np.stack([calls.where, step])[:, unnumbered], axis=1, return_inverse=True)
+    order[unnumbered] = count_before(in_order.reshape(-1))
     in_tree = np.flatnonzero(calls.where >= 0)
-    origin = calls.origin[in_tree]
-    nth = calls.nth[origin]
-    row = np.where(nth < 0, origin, -1)  # a call without number is identified by its row
-    keys = np.stack([calls.where[in_tree], calls.column("step")[origin], nth, row])
-    _, first, number = np.unique(keys, axis=1, return_index=True, return_inverse=True)
+    _, first, number = np.unique(
+        np.vstack([keys, order[origin]])[:, in_tree], axis=1, return_index=True, return_inverse=True
+    )
     of_call = calls.where.copy()
     of_call[in_tree] = number.reshape(-1)
-    return of_call, in_tree[first]
+    return of_call, in_tree[first], steps_ago
 
 
 def _by_op(ops: StepOps) -> Grouping:
     """Returns groups by name. The busiest module is the one with the most time, or the first of several."""
     distinct, of_op = np.unique(ops.name, return_inverse=True)
     places, of_place = np.unique(ops.where, return_inverse=True)
-    time_ns = sum_by(of_op * len(places) + of_place, ops.duration_ns, len(distinct) * len(places))
-    by_place = time_ns.reshape(len(distinct), len(places))
-    has_ops = np.zeros_like(by_place, bool)
-    has_ops[of_op, of_place] = True
-    busiest = np.where(has_ops, by_place, -1).argmax(axis=1) if len(distinct) else of_op
+    pairs, of_pair = np.unique(of_op * len(places) + of_place, return_inverse=True)
+    shape = len(pairs), len(ops.steps.numbers)
+    time_ns = find_medians_of_sums(of_pair, ops.in_step, ops.duration_ns, shape)
+    by_place = np.full((len(distinct), len(places)), -1, np.int64)
+    by_place.flat[pairs] = time_ns
+    busiest = by_place.argmax(axis=1) if len(distinct) else of_op
     groups = [
         Group(
             name=ops.names[name],
@@ -140,8 +154,9 @@ def _sum_allocated(ops: StepOps, of_call: Rows, wanted: Rows) -> list[int | None
     is_shown = calls.in_step if ops.only_phase is None else calls.in_step & (calls.phase == ops.only_phase)
     rows = np.flatnonzero(is_shown & np.isin(of_call, wanted))
     group = np.searchsorted(wanted, of_call[rows])
-    total = sum_by(group, own[rows], len(wanted)).tolist()
     counts = np.bincount(group, minlength=len(wanted))
     unknown = np.bincount(group[~known[rows]], minlength=len(wanted))
     is_known = (counts > 0) & (unknown == 0)
+    step = find_rows(ops.steps.numbers, calls.column("step")[rows])
+    total = find_medians_of_sums(group, step, own[rows], (len(wanted), len(ops.steps.numbers))).tolist()
     return [size if known else None for size, known in zip(total, is_known.tolist(), strict=True)]

@@ -1,15 +1,20 @@
-"""Sums up the ops of one step by module, by call or by name, by descending time."""
+"""Sums up the ops of steps by module, by call or by name, by descending time."""
 
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from ...recording.protocols import RecordingData
 from ..compile.kernels import CompiledInside, find_compiled_before, read_compiled
 from ..tables.chosen_step import ShownStep
-from ..tables.device_times import has_device_times, step_on_device
-from ..tables.ops import read_step_ops
+from ..tables.device_times import has_device_times, steps_on_device
+from ..tables.ops import read_ops
 from ..tables.placement import PlaceName
+from ..tables.quartiles import Outlier, find_median, find_medians, find_outliers
+from ..tables.shown_steps import choose_steps
 from .groups import Group, GroupedBy, group_ops
-from .sums import PhaseSums, sum_ops
+from .sums import PhaseSums, sum_in_steps, sum_ops
 
 _NO_PLACE = PlaceName("")
 
@@ -24,7 +29,7 @@ class OpRow:
     type: str | None  # the type of the module
     call: int | None  # in a table by call: the number of the call in the step
     call_step: int | None  # in a table by call: the step of the forward, maybe an earlier one
-    share: float | None  # the share in the time of all rows; None if that time is zero
+    share: float | None  # the share in the time of all rows, or the median share; None if that time is zero
     allocated_bytes: int | None  # allocated by the row's calls without inner calls; None if not known
     busiest: str | None  # in a table by op: the name of the module in which most time was spent
     busiest_root: str | None
@@ -34,7 +39,7 @@ class OpRow:
 
 @dataclass(frozen=True, kw_only=True)
 class OpTable:
-    """The costs of the ops of one step."""
+    """The costs of the ops of one step, or the medians of several."""
 
     command: tuple[str, ...]
     marks: tuple[str, ...]
@@ -44,6 +49,7 @@ class OpTable:
     recorded: bool  # whether any step of the recording has ops
     rows: tuple[OpRow, ...]
     sums: PhaseSums  # the sums over all rows
+    outliers: tuple[Outlier, ...] = ()  # steps whose ops took at least twice the median
     device_times: bool = False  # whether times are device times
     lacks_device_times: bool = False  # device times were to be recorded, but none is known
     device_step_ns: int | None = None  # the time from the first to the last device time of calls in the step
@@ -52,30 +58,42 @@ class OpTable:
 
 
 def build_op_table(
-    data: RecordingData, *, step: int | None = None, by: GroupedBy = "module", phase: str | None = None
+    data: RecordingData,
+    *,
+    step: int | None = None,
+    steps: Any = None,
+    by: GroupedBy = "module",
+    phase: str | None = None,
 ) -> OpTable:
-    """Returns the costs of a step's ops in groups, by descending time.
+    """Returns the costs of the ops of steps in groups, by descending time.
 
     Ops that ran in no module have rows of their own, without a path.
 
     Args:
         data: the recording.
-        step: the number of the step; None chooses as `build_module_tree` does.
+        step: the number of a step that is shown alone.
+        steps: the range of the steps whose medians are shown; without either they are chosen as by `build_module_tree`.
         by: "module", "call" (a forward with its backward and recompute) or "op" (ops of one name).
         phase: one of `PHASES`, which leaves out all other ops; None for all.
 
     Raises:
-        ValueError: the recording has no such step, or `by` or `phase` has another value.
+        TypeError, ValueError: the recording has no such step, or `by` or `phase` has another value.
     """
-    ops = read_step_ops(data, step=step, phase=phase, inside=True)
+    ops = read_ops(data, choose_steps(data, step, steps, tables=("calls", "ops")), phase=phase, inside=True)
     number = None if ops.step is None else ops.step.step
     grouping = group_ops(ops, by)
     sums = sum_ops(ops, grouping.of_op, len(grouping.groups))
     [total] = sum_ops(ops, grouping.of_op * 0, 1)
-    all_ns = total.together.time_ns
-    rows = [_to_row(group, of_group, all_ns) for group, of_group in zip(grouping.groups, sums, strict=True)]
-    calls = ops.calls
-    on_clock = step_on_device(ops.step, calls) if has_device_times(calls) else None
+    shape = len(grouping.groups), len(ops.steps.numbers)
+    time_ns, has_ops = sum_in_steps(grouping.of_op, ops.in_step, ops.duration_ns, shape)
+    all_ns = time_ns.sum(axis=0)
+    shares = find_medians(time_ns / np.maximum(all_ns, 1), has_ops & (all_ns > 0)).tolist()
+    names = [(group.name, None) for group in grouping.groups]
+    rows = [
+        _to_row(group, of_group, share if all_ns.any() else None)
+        for group, of_group, share in zip(grouping.groups, sums, shares, strict=True)
+    ]
+    on_clock = steps_on_device(ops.steps, ops.calls)
     return OpTable(
         command=data.meta.argv,
         marks=data.meta.marks,
@@ -85,9 +103,10 @@ def build_op_table(
         recorded=ops.recorded,
         device_times=ops.device_times,
         lacks_device_times=bool(data.meta.options.get("device_times")) and not ops.device_times,
-        device_step_ns=None if on_clock is None else on_clock.duration_ns,
+        device_step_ns=find_median(on_clock.duration_ns) if has_device_times(ops.calls) else None,
         rows=tuple(sorted(rows, key=_cost)),
         sums=total,
+        outliers=find_outliers(ops.steps.numbers, all_ns, time_ns, names),
         compiled_before=find_compiled_before(data, step=number),
         compiled=read_compiled(data, step=number, phase=phase),
     )
@@ -98,7 +117,7 @@ def _cost(row: OpRow) -> tuple[int, int, str, str]:
     return -together.time_ns, -together.ops, row.root or "", row.name
 
 
-def _to_row(group: Group, sums: PhaseSums, all_ns: int) -> OpRow:
+def _to_row(group: Group, sums: PhaseSums, share: float | None) -> OpRow:
     place, busiest = group.place or _NO_PLACE, group.busiest or _NO_PLACE
     return OpRow(
         name=group.name,
@@ -107,7 +126,7 @@ def _to_row(group: Group, sums: PhaseSums, all_ns: int) -> OpRow:
         type=place.type,
         call=group.call,
         call_step=group.call_step,
-        share=sums.together.time_ns / all_ns if all_ns else None,
+        share=share,
         allocated_bytes=group.allocated_bytes,
         busiest=busiest.name or None,
         busiest_root=busiest.root,

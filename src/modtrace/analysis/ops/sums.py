@@ -1,21 +1,34 @@
 """Sums the costs of ops, and the memory that they save for backward, over any groups."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from ...recording.phase import PHASES, RECOMPUTE, ByPhase
 from ..tables.calls import iterate_levels
-from ..tables.columns import Column, Rows, find_rows
+from ..tables.columns import Bools, Column, Rows, find_rows
 from ..tables.ops import StepOps
+from ..tables.quartiles import Quartiles, find_medians, find_quartiles
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpsOverSteps:
+    """How the costs of ops differ between several steps, without steps in which none of them ran."""
+
+    steps: int  # in how many steps ops ran
+    ops: Quartiles
+    time_ns: Quartiles
 
 
 @dataclass(frozen=True, kw_only=True)
 class OpSums:
-    """The summed costs of several ops; values that are not known are left out."""
+    """The summed costs of several ops; values that are not known are left out.
+
+    Of several steps, they are medians over the steps in which such ops ran, each by itself.
+    """
 
     ops: int = 0
     time_ns: int = 0
@@ -24,11 +37,15 @@ class OpSums:
     bytes_read: int = 0
     bytes_written: int = 0
     bytes_unknown: int = 0  # the number of ops whose read or written bytes are not known
-    unfinished: int = 0  # the number of ops without time, as their end was not seen
+    unfinished: int = 0  # the number of ops without time, as their end was not seen; summed over steps
     raised: int = 0
+    over_steps: OpsOverSteps | None = None  # None for a single step
 
 
 NO_OPS = OpSums()
+
+#: What is summed over all steps, as each case counts.
+_COUNTED_IN_ALL = ("unfinished", "raised")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,10 +72,19 @@ def sum_ops(ops: StepOps, group: Rows, groups: int) -> list[PhaseSums]:
         "unfinished": ~ops.ended,
         "raised": ops.raised,
     }
-    codes = len(PHASES) + 1  # one more, as the phase of an op may be null
-    key = group * codes + ops.phase + 1
-    by_phase = np.stack([sum_by(key, column, groups * codes) for column in summed.values()], axis=-1)
-    return [_to_phase_sums(list(summed), part) for part in by_phase.reshape(groups, codes, len(summed))]
+    codes, width = len(PHASES) + 1, len(ops.steps.numbers)  # one code more, as the phase of an op may be null
+    key = (group * codes + ops.phase + 1) * width + ops.in_step
+    sums = {}
+    for name, column in summed.items():
+        by_phase = sum_by(key, column, groups * codes * width).reshape(groups, codes, width)
+        # The first code, of no phase, gives its place to the sum over all.
+        sums[name] = np.concatenate([by_phase.sum(axis=1, keepdims=True), by_phase[:, 1:]], axis=1)
+    flat = {name: column.reshape(groups * codes, width) for name, column in sums.items()}
+    made = iter(_to_medians(flat) if ops.steps.several else _to_sums(flat))
+    return [
+        PhaseSums(**{name: own for name, own in zip(("together", *PHASES), made, strict=False) if own.ops})
+        for _ in range(groups)
+    ]
 
 
 def sum_by(group: Rows, values: Column, groups: int) -> Column:
@@ -68,26 +94,62 @@ def sum_by(group: Rows, values: Column, groups: int) -> Column:
     return sums
 
 
-def _to_phase_sums(names: Sequence[str], by_phase: Column) -> PhaseSums:
-    """Returns the sums of one group from a matrix with a row for each phase, whose first column counts ops."""
+def sum_in_steps(group: Rows, step: Rows, values: Column, shape: tuple[int, int]) -> tuple[Column, Bools]:
+    """Returns the sum of each group in each step, and whether it has values there.
 
-    def to_sums(row: Column) -> OpSums:
-        return OpSums(**dict(zip(names, row.tolist(), strict=True)))
+    Args:
+        group: the group of each value, counted from 0.
+        step: the index of the step of each value.
+        values: the values.
+        shape: the number of groups and of steps.
+    """
+    key, size = group * shape[1] + step, shape[0] * shape[1]
+    counts = np.bincount(key, minlength=size)
+    return sum_by(key, values, size).reshape(shape), counts.reshape(shape) > 0
 
-    phases = zip(PHASES, by_phase[1:], strict=True)
-    return PhaseSums(
-        together=to_sums(by_phase.sum(axis=0)), **{phase: to_sums(row) for phase, row in phases if row[0]}
-    )
+
+def find_medians_of_sums(group: Rows, step: Rows, values: Column, shape: tuple[int, int]) -> Column:
+    """Returns the median of the sums of each group, over the steps in which it has values; see `sum_in_steps`."""
+    return np.rint(find_medians(*sum_in_steps(group, step, values, shape))).astype(np.int64)
+
+
+def _to_sums(columns: Mapping[str, Column]) -> list[OpSums]:
+    """Returns the sums of a single step; there is a row for each group in each phase."""
+    numbers = np.stack([column.sum(axis=1) for column in columns.values()], axis=1)
+    return [OpSums(**dict(zip(columns, row, strict=True))) for row in numbers.tolist()]
+
+
+def _to_medians(columns: Mapping[str, Column]) -> list[OpSums]:
+    """Returns the medians over the steps; there is a row for each group in each phase, and a column for each step."""
+    known = columns["ops"] > 0
+    quartiles = (find_quartiles(columns[name], known) for name in ("ops", "time_ns"))
+    over_steps = [
+        OpsOverSteps(steps=steps, ops=ops, time_ns=time_ns)
+        for steps, ops, time_ns in zip(known.sum(axis=1).tolist(), *quartiles, strict=True)
+    ]
+    medians = {
+        name: np.rint(find_medians(column, known)).astype(np.int64)[:, None]
+        for name, column in columns.items()
+        if name not in _COUNTED_IN_ALL
+    }
+    sums = _to_sums(dict(columns) | medians)
+    return [replace(own, over_steps=over) for own, over in zip(sums, over_steps, strict=True)]
 
 
 @dataclass(frozen=True)
 class SavedMemory:
-    """The summed memory that ops save for backward; values that are not known are left out."""
+    """The summed memory that ops save for backward; values that are not known are left out.
+
+    Of several steps, they are medians over the steps in which the ops ran, each by itself.
+    """
 
     ops: int = 0
     saved_bytes: int = 0  # saved in all phases except recompute
     recompute_bytes: int = 0  # saved in recompute, where it is kept only until the block's backward has run
     unknown: int = 0  # the number of ops whose saved memory is not known, except in recompute
+    over_steps: Quartiles | None = field(
+        default=None, compare=False
+    )  # of `saved_bytes`; None for a single step
 
 
 @dataclass(frozen=True)
@@ -118,6 +180,7 @@ def add_saved_by_calls(ops: StepOps) -> StepOps:
     rows = np.flatnonzero(calls.in_step & (own != 0))
     columns = {name: column for name, column in vars(ops).items() if isinstance(column, np.ndarray)}
     added = {name: np.full(len(rows), -1, column.dtype) for name, column in columns.items()} | {
+        "in_step": find_rows(ops.steps.numbers, calls.column("step")[rows]),
         "call": rows,
         "where": calls.where[rows],
         "phase": calls.phase[rows],
@@ -130,7 +193,7 @@ def add_saved_by_calls(ops: StepOps) -> StepOps:
 
 def sum_saved(ops: StepOps, group: Rows, groups: int) -> list[SavedMemory]:
     """Returns the memory that each group saves; groups are numbered from 0."""
-    return _to_saved(_sum_columns(ops, group, groups))
+    return _to_saved(ops, _sum_columns(ops, group, groups))
 
 
 def sum_inside(ops: StepOps, group: Rows, parent: Rows) -> list[SavedMemory]:
@@ -138,7 +201,7 @@ def sum_inside(ops: StepOps, group: Rows, parent: Rows) -> list[SavedMemory]:
     sums = _sum_columns(ops, group, len(parent))
     for level in reversed(list(iterate_levels(parent))[1:]):
         np.add.at(sums, parent[level], sums[level])
-    return _to_saved(sums)
+    return _to_saved(ops, sums)
 
 
 def sum_saved_by_op(ops: StepOps, group: Rows) -> Mapping[int, list[SavedByOp]]:
@@ -153,8 +216,14 @@ def sum_saved_by_op(ops: StepOps, group: Rows) -> Mapping[int, list[SavedByOp]]:
     return by_group
 
 
+def find_saved_in_steps(ops: StepOps, group: Rows, groups: int) -> tuple[Column, Bools]:
+    """Returns the bytes that each group saves in each step, except in recompute, and whether it has ops there."""
+    sums = _sum_columns(ops, group, groups)
+    return sums[..., 1], np.asarray(sums.any(axis=2))
+
+
 def _sum_columns(ops: StepOps, group: Rows, groups: int) -> Column:
-    """Returns a row of sums for each group, whose columns are the fields of SavedMemory."""
+    """Returns the sums of each group in each step: the number of ops, and what it saves as in SavedMemory."""
     is_recompute = ops.phase == PHASES.index(RECOMPUTE)
     known = np.maximum(ops.saved_bytes, 0)
     summed = (
@@ -163,8 +232,20 @@ def _sum_columns(ops: StepOps, group: Rows, groups: int) -> Column:
         np.where(is_recompute, known, 0),
         (ops.saved_bytes < 0) & ~is_recompute,
     )
-    return np.stack([sum_by(group, column, groups) for column in summed], axis=-1)
+    width = len(ops.steps.numbers)
+    sums = [sum_by(group * width + ops.in_step, column, groups * width) for column in summed]
+    return np.stack(sums, axis=-1).reshape(groups, width, len(summed))
 
 
-def _to_saved(sums: Column) -> list[SavedMemory]:
-    return [SavedMemory(ops, saved, recompute, unknown) for ops, saved, recompute, unknown in sums.tolist()]
+def _to_saved(ops: StepOps, sums: Column) -> list[SavedMemory]:
+    if not ops.steps.several:
+        return [SavedMemory(*row) for row in sums.sum(axis=1).tolist()]
+    known = np.asarray(sums.any(axis=2))
+    medians = np.stack([find_medians(sums[..., column], known) for column in range(sums.shape[2])], axis=1)
+    numbers = zip(
+        np.rint(medians).astype(np.int64).tolist(), find_quartiles(sums[..., 1], known), strict=True
+    )
+    return [
+        replace(SavedMemory(*row), over_steps=known_bytes) if any(row) else SavedMemory()
+        for row, known_bytes in numbers
+    ]

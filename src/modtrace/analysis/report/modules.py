@@ -114,6 +114,7 @@ def tabulate_modules(
         _count("calls", "calls", [node.calls for node in nodes], overlay=True),
         *_times(nodes, "time", f"{clock}time", "total_ns", "Of its calls, with what they call."),
         *_times(nodes, "self time", f"{clock}self time", "self_ns", "Of its calls, without what they call."),
+        *_quartile_ranges(nodes, f"{clock}time range"),
         *_costs(rows, ops),
         *_memory(rows, memory),
         *_values(nodes),
@@ -155,6 +156,28 @@ def _times(
         yield _measured(
             measure, "seconds", column, label=label, phase=phase, about=about, default=not is_self
         )
+
+
+def _quartile_ranges(nodes: Sequence[ModuleNode], label: str) -> Iterator[ReportColumn]:
+    """Yields for each phase how far the times of several steps lie apart."""
+    for phase in MODULE_PHASES:
+        over_steps = [node.phase(phase).over_steps for node in nodes]
+        ranges = [
+            None if over is None else (over.total_ns.high - over.total_ns.low) / 1e9 for over in over_steps
+        ]
+        if any(over is not None for over in over_steps):
+            yield _measured(
+                "time range",
+                "seconds",
+                optional(ranges),
+                label=label,
+                phase=phase,
+                about=_RANGE,
+                aggregate="none",
+            )
+
+
+_RANGE = "Between the first and the third quartile of the steps."
 
 
 def _costs(rows: ModuleRows, ops: OpTable) -> Iterator[ReportColumn]:

@@ -17,6 +17,7 @@ from ..graph.columns import Graph
 from ..modules.module_tree import build_module_tree
 from ..ops.memory_table import build_memory_table
 from ..ops.op_table import build_op_table
+from ..tables.chosen_step import StepSample
 from ..tables.columns import Column, column_of
 from ..tables.missing_rows import explain_empty, explain_none
 from ..tables.ops import has_ops
@@ -90,6 +91,8 @@ class _ShownStep:
     """The analyses of the shown step."""
 
     number: int | None
+    alone: int | None  # the step if it is shown alone; None if modules have the medians of several
+    sample: StepSample | None  # the steps of which modules have the medians
     rows: ModuleRows
     graph: Graph
     cut: GraphCut
@@ -122,7 +125,8 @@ def _show_step(data: RecordingData, limits: Limits, steps: Column, step: int | N
     graph = build_graph(data, step=number)
     timeline = _build_timeline(data, steps, limits.spans, number)
     cut = cut_graph(graph, limits.nodes)
-    return _ShownStep(number, rows, graph, cut, timeline, tree.compilations, tree.device_times)
+    sample = tree.step.sample if tree.step else None
+    return _ShownStep(number, step, sample, rows, graph, cut, timeline, tree.compilations, tree.device_times)
 
 
 def _choose_series(data: RecordingData, limits: Limits, kept: int | None) -> _ShownSeries:
@@ -135,9 +139,9 @@ def _choose_series(data: RecordingData, limits: Limits, kept: int | None) -> _Sh
 def _tabulate_step(
     data: RecordingData, shown: _ShownStep, origins: Origins, measured: list[RoleValues], steps: Column
 ) -> Mapping[str, ReportTable]:
-    number, graph, cut, index = shown.number, shown.graph, shown.cut, shown.rows.index
-    ops, memory = build_op_table(data, step=number), build_memory_table(data, step=number)
-    outputs = _outputs(measured, number)
+    graph, cut, index = shown.graph, shown.cut, shown.rows.index
+    ops, memory = build_op_table(data, step=shown.alone), build_memory_table(data, step=shown.alone)
+    outputs = _outputs(measured, shown.number)
     tables = {
         "modules": tabulate_modules(
             shown.rows, ops, memory, outputs, origins[0], device_times=shown.device_times
@@ -171,6 +175,9 @@ def _describe_missing(
 ) -> Iterator[str]:
     """Yields sentences on what was left out to keep the file small, and on what was not recorded."""
     graph, timeline = shown.graph, shown.timeline
+    if shown.sample is not None:
+        several = shown.sample.describe()
+        yield f"Times, costs and memory of modules are medians of {several}; all else is of step {shown.number}."
     if shown.cut.depth is not None:
         whole = len(graph.layers) + len(graph.nodes)
         level = count_of(shown.cut.depth, "level")

@@ -37,7 +37,7 @@ class Calls:
     device_end_ns: Column
     ended: Column
     raised: Column
-    in_step: Column  # False for a call of an earlier step to which one of this step refers
+    in_step: Column  # False for a call of an earlier step to which one of the steps refers
 
     def __len__(self) -> int:
         return len(self.module)
@@ -99,33 +99,33 @@ def has_threads(data: RecordingData) -> bool:
     return len(np.unique(threads)) > 1
 
 
-def read_calls(table: pa.Table, placer: Placer, step: int | None, *, also: Column | None = None) -> Calls:
-    """Returns the calls of a step, with the calls of earlier steps to which its backwards and recomputes refer.
+def read_calls(table: pa.Table, placer: Placer, steps: Column | int, *, also: Column | None = None) -> Calls:
+    """Returns the calls of steps, with the calls of earlier steps to which their backwards and recomputes refer.
 
     Args:
         table: the table `calls`.
         placer: finds the places of modules in the module tree.
-        step: the number of the step.
+        steps: the numbers of the steps, or a single one.
         also: ids of further calls to read, such as those to which ops refer; -1 for none.
     """
-    steps, call_ids = column_of(table, "step"), column_of(table, "call_id")
-    is_kept = steps == step if step is not None else np.zeros(len(steps), bool)
+    step, call_ids = column_of(table, "step"), column_of(table, "call_id")
+    is_kept = np.isin(step, steps)
     referred = _read_repeated(table)[is_kept]
     if also is not None:
         referred = np.concatenate([referred, also])
     missing = np.setdiff1d(referred[referred >= 0], call_ids[is_kept])
-    earlier = np.unique(steps[np.isin(call_ids, missing)])
+    earlier = np.unique(step[np.isin(call_ids, missing)])
     if len(earlier):
-        is_kept = is_kept | np.isin(steps, earlier)
-    return _read_table(table.filter(from_numpy(is_kept)), placer, step)
+        is_kept = is_kept | np.isin(step, earlier)
+    return _read_table(table.filter(from_numpy(is_kept)), placer, steps)
 
 
 def read_all_calls(table: pa.Table, placer: Placer) -> Calls:
     """Returns the calls of all steps."""
-    return _read_table(table, placer, None)
+    return _read_table(table, placer, np.empty(0, np.int64))
 
 
-def _read_table(table: pa.Table, placer: Placer, step: int | None) -> Calls:
+def _read_table(table: pa.Table, placer: Placer, steps: Column | int) -> Calls:
     read = partial(column_of, table)
     start_ns, ended = read("start_ns"), to_numpy(table["end_ns"].is_valid())
     took_ns = np.where(ended, read("end_ns") - start_ns, 0)
@@ -153,7 +153,7 @@ def _read_table(table: pa.Table, placer: Placer, step: int | None) -> Calls:
         device_end_ns=read("device_end_ns"),
         ended=ended,
         raised=read("raised"),
-        in_step=read("step") == step,
+        in_step=np.isin(read("step"), steps),
     )
 
 

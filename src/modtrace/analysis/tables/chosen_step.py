@@ -9,12 +9,29 @@ import pyarrow as pa
 
 from ...recording.phase import OPTIMIZER, PHASES
 from ...recording.protocols import RecordingData
-from .columns import Column, column_of, phase_codes
+from ...recording.suggestions import count_of
+from .columns import Bools, Column, column_of, phase_codes
+from .quartiles import Quartiles
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSample:
+    """The steps whose medians are shown."""
+
+    steps: tuple[int, ...]  # ascending
+    duration_ns: Quartiles
+    overhead_ns: int  # the median of the time that modtrace spent measuring
+
+    def describe(self) -> str:
+        """Returns how many steps they are, the first and the last: `48 steps, 2 to 49`, or `48 steps of 2 to 99`."""
+        first, last = self.steps[0], self.steps[-1]
+        are_all = len(self.steps) == last - first + 1
+        return f"{count_of(len(self.steps), 'step')}{',' if are_all else ' of'} {first} to {last}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShownStep:
-    """A step of a recording, with the recording's range of steps."""
+    """A step of a recording, with the recording's range of steps; of several steps, the last one."""
 
     step: int
     kind: str | None  # `train` or `eval`; None where the step's end was not recorded
@@ -25,6 +42,7 @@ class ShownStep:
     last: int
     count: int
     partial: int = 0  # the number of further steps of which rows were recorded but no end
+    sample: StepSample | None = None  # None where a single step is shown
 
     @property
     def complete(self) -> bool:
@@ -33,10 +51,58 @@ class ShownStep:
 
     @property
     def duration_ns(self) -> int | None:
-        """The duration without the time that modtrace spent measuring; None if the end was not recorded."""
+        """The duration without the time that modtrace spent measuring; None if the end was not recorded.
+
+        Of several steps it is the median.
+        """
+        if self.sample is not None:
+            return self.sample.duration_ns.median
         if self.start_ns is None or self.end_ns is None:
             return None
         return max(self.end_ns - self.start_ns - self.overhead_ns, 0)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ChosenSteps:
+    """The steps of which rows are read, as columns; -1 stands for null."""
+
+    shown: ShownStep | None  # the last of them; None if the recording is empty
+    numbers: Column  # ascending; a single one unless medians are shown
+    start_ns: Column
+    end_ns: Column
+    overhead_ns: Column
+
+    @classmethod
+    def single(cls, shown: ShownStep | None) -> "ChosenSteps":
+        """Returns one step, or none."""
+        steps = [] if shown is None else [shown]
+        return cls(
+            shown=shown,
+            numbers=np.array([step.step for step in steps], np.int64),
+            start_ns=_to_column(step.start_ns for step in steps),
+            end_ns=_to_column(step.end_ns for step in steps),
+            overhead_ns=np.array([step.overhead_ns for step in steps], np.int64),
+        )
+
+    @property
+    def several(self) -> bool:
+        """True if medians are shown."""
+        return self.shown is not None and self.shown.sample is not None
+
+    @property
+    def ended(self) -> Bools:
+        """Whether the times of each step are known."""
+        return np.asarray((self.start_ns >= 0) & (self.end_ns >= 0))
+
+    @property
+    def duration_ns(self) -> Column:
+        """The duration of each step without the time that modtrace spent measuring; -1 if its end was not recorded."""
+        took = np.maximum(self.end_ns - self.start_ns - self.overhead_ns, 0)
+        return np.where(self.ended, took, -1)
+
+
+def _to_column(times: Iterable[int | None]) -> Column:
+    return np.array([-1 if time is None else time for time in times], np.int64)
 
 
 #: The names of steps, each with an index into the steps and the kind to which it applies; None stands for any kind.

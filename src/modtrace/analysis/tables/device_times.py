@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 
 from .calls import Calls
-from .chosen_step import ShownStep
-from .columns import Column, column_of
+from .chosen_step import ChosenSteps
+from .columns import Column, column_of, find_rows
 
 
 def has_device_times(calls: Calls) -> bool:
@@ -32,13 +32,26 @@ def on_device(calls: Calls) -> Calls:
     )
 
 
-def step_on_device(step: ShownStep | None, calls: Calls) -> ShownStep | None:
-    """Returns the step from its first to its last device time, if it has ended and any device time is known."""
-    if step is None or step.end_ns is None or not has_device_times(calls):
-        return step
-    known = _is_known(calls) & calls.in_step
-    first_ns, last_ns = calls.device_start_ns[known].min(), calls.device_end_ns[known].max()
-    return replace(step, start_ns=int(first_ns), end_ns=int(last_ns), overhead_ns=0)
+def steps_on_device(steps: ChosenSteps, calls: Calls) -> ChosenSteps:
+    """Returns the steps from their first to their last device times, if they have ended and any device time is known.
+
+    Of several steps, the times of one without device times are not known.
+    """
+    if not has_device_times(calls) or not steps.ended.any():
+        return steps
+    rows = np.flatnonzero(_is_known(calls) & calls.in_step)
+    step = find_rows(steps.numbers, calls.column("step")[rows])
+    start_ns = np.full(len(steps.numbers), np.iinfo(np.int64).max)
+    end_ns = np.full(len(steps.numbers), -1, np.int64)
+    np.minimum.at(start_ns, step, calls.device_start_ns[rows])
+    np.maximum.at(end_ns, step, calls.device_end_ns[rows])
+    is_known = steps.ended & (end_ns >= 0)
+    return replace(
+        steps,
+        start_ns=np.where(is_known, start_ns, -1),
+        end_ns=np.where(is_known, end_ns, -1),
+        overhead_ns=np.zeros(len(steps.numbers), np.int64),
+    )
 
 
 def _is_known(calls: Calls) -> Column:

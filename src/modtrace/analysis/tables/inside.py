@@ -1,7 +1,7 @@
 """Adds the ops that ran inside compiled code to the ops of a step, within calls of their modules."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, count
@@ -28,8 +28,8 @@ _NEVER_CALLED = frozenset({"ModuleList", "ModuleDict"})
 _Row = dict[str, Any]
 
 
-def with_inside(data: RecordingData, step: int, *, fused: bool = True) -> RecordingData:
-    """Returns the recording with the ops inside the compiled calls of a step added, within calls of their modules.
+def with_inside(data: RecordingData, *steps: int, fused: bool = True) -> RecordingData:
+    """Returns the recording with the ops inside the compiled calls of steps added, within calls of their modules.
 
     Where the ops of a region ran one by one (backend "aot_eager"), their recorded rows are moved into the added calls.
     Elsewhere rows without end times stand for the ops; the recorded rows of kernels outside of inductor's code are then
@@ -37,30 +37,30 @@ def with_inside(data: RecordingData, step: int, *, fused: bool = True) -> Record
 
     Args:
         data: the recording.
-        step: the number of the step.
+        *steps: the numbers of the steps.
         fused: whether to add rows for ops that did not run one by one.
     """
-    runs = _read_runs(data, step)
+    runs = _read_runs(data, steps)
     return _Added(data, runs, fused=fused) if runs else data
 
 
-def _read_runs(data: RecordingData, step: int | None) -> list[_Row]:
+def _read_runs(data: RecordingData, steps: Collection[int] | None) -> list[_Row]:
     table = data.table("compiled_runs")
-    if step is not None:
-        table = table.filter(from_numpy(column_of(table, "step") == step))
+    if steps is not None:
+        table = table.filter(from_numpy(np.isin(column_of(table, "step"), list(steps))))
     return list(table.to_pylist())
 
 
 class Unseen(NamedTuple):
-    """Calls and tensors of a step that involve kernels of compiled code for which no op was recorded."""
+    """Calls and tensors of steps that involve kernels of compiled code for which no op was recorded."""
 
     calls: frozenset[int]  # the ids of calls in which such kernels ran
     tensors: frozenset[int]  # the ids of tensors that such calls returned
 
 
-def find_unseen(data: RecordingData, step: int | None = None) -> Unseen:
-    """Returns the calls and tensors of a step, or of all steps, that involve compiled kernels not recorded as ops."""
-    return _add_unfused(data, step)[1]
+def find_unseen(data: RecordingData, *steps: int) -> Unseen:
+    """Returns the calls and tensors of steps that involve compiled kernels not recorded as ops."""
+    return _add_unfused(data, steps)[1]
 
 
 def with_all_inside(data: RecordingData) -> tuple[RecordingData, Unseen]:
@@ -68,8 +68,8 @@ def with_all_inside(data: RecordingData) -> tuple[RecordingData, Unseen]:
     return _add_unfused(data, None)
 
 
-def _add_unfused(data: RecordingData, step: int | None) -> tuple[RecordingData, Unseen]:
-    runs, calls = _read_runs(data, step), data.table("calls")
+def _add_unfused(data: RecordingData, steps: Collection[int] | None) -> tuple[RecordingData, Unseen]:
+    runs, calls = _read_runs(data, steps), data.table("calls")
     regions = set(column_of(calls, "call_id")[column_of(calls, "compiled") == 1].tolist())
     if not runs and not regions:
         return data, Unseen(frozenset(), frozenset())

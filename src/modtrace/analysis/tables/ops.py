@@ -1,4 +1,4 @@
-"""Reads the ops of one step as columns, each with its place in the module tree."""
+"""Reads the ops of one step, or of several, as columns, each with its place in the module tree."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ from ...recording.arrow.arrays import from_numpy, to_numpy
 from ...recording.phase import FORWARD, OPTIMIZER, PHASES
 from ...recording.protocols import RecordingData
 from .calls import Calls, read_calls
-from .chosen_step import ShownStep, choose_step
+from .chosen_step import ChosenSteps, ShownStep, choose_step
 from .columns import Bools, Column, Rows, column_of, columns_at, dictionary_codes, find_rows, phase_codes
 from .device_times import durations_on_device
 from .inside import with_inside
@@ -40,11 +40,12 @@ _COLUMNS = (
 class StepOps:
     """Ops as columns, in the order of the table `ops`; -1 stands for null."""
 
-    step: ShownStep | None  # None if the recording is empty
+    steps: ChosenSteps
     recorded: bool  # whether any step of the recording has ops
     only_phase: int | None  # the code of the requested phase; None if all phases were requested
     calls: Calls  # includes the calls of earlier steps to which ops belong
     op_id: Column
+    in_step: Rows  # the index of each op's step in `steps`
     call: Rows  # the row of each op's call in `calls`; -1 for none
     where: Rows  # the index of the place in the module tree where each op ran, or a key of NO_PLACE_NAMES
     phase: Column  # codes of PHASES
@@ -63,6 +64,11 @@ class StepOps:
 
     def __len__(self) -> int:
         return len(self.op_id)
+
+    @property
+    def step(self) -> ShownStep | None:
+        """The step, or the last of several; None if the recording is empty."""
+        return self.steps.shown
 
     def take(self, rows: Rows) -> "StepOps":
         """Returns a selection of the ops, by their rows."""
@@ -83,17 +89,28 @@ def read_step_ops(
     Raises:
         ValueError: the recording has no such step, or there is no such phase.
     """
-    recorded = data.table("ops")
     # A recording that was cut off may have lost all rows of a step except those of ops.
-    of_ops = [step] if step is not None and step in column_of(recorded, "step") else []
+    of_ops = [step] if step is not None and step in column_of(data.table("ops"), "step") else []
     shown = choose_step(data.table("steps"), data.table("calls"), step, also=of_ops)
-    if inside and shown is not None:
-        data = with_inside(data, shown.step, fused=False)
-        recorded = data.table("ops")
-    only = _to_code(phase)
-    table = _keep(recorded.select(_COLUMNS), shown, only)
-    calls = _read_calls(data, shown, column_of(table, "call_id"))
-    return _to_columns(table, calls, step=shown, recorded=recorded.num_rows > 0, only_phase=only)
+    return read_ops(data, ChosenSteps.single(shown), phase=phase, inside=inside)
+
+
+def read_ops(
+    data: RecordingData, steps: ChosenSteps, *, phase: str | None = None, inside: bool = False
+) -> StepOps:
+    """Returns the ops of chosen steps; the other arguments are as for `read_step_ops`.
+
+    Raises:
+        ValueError: there is no such phase.
+    """
+    if inside and len(steps.numbers):
+        data = with_inside(data, *steps.numbers.tolist(), fused=False)
+    recorded, only = data.table("ops"), _to_code(phase)
+    table = recorded.select(_COLUMNS).filter(from_numpy(np.isin(column_of(recorded, "step"), steps.numbers)))
+    if only is not None:
+        table = table.filter(from_numpy(phase_codes(table["phase"]) == only))
+    calls = _read_calls(data, steps, column_of(table, "call_id"))
+    return _to_columns(table, calls, steps=steps, recorded=recorded.num_rows > 0, only_phase=only)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -138,17 +155,10 @@ def _to_code(phase: str | None) -> int | None:
     return None if phase is None else PHASES.index(phase)
 
 
-def _keep(table: pa.Table, shown: ShownStep | None, phase: int | None) -> pa.Table:
-    if shown is None:
-        return table.slice(0, 0)
-    table = table.filter(from_numpy(column_of(table, "step") == shown.step))
-    return table if phase is None else table.filter(from_numpy(phase_codes(table["phase"]) == phase))
-
-
-def _read_calls(data: RecordingData, shown: ShownStep | None, also: Column) -> Calls:
+def _read_calls(data: RecordingData, steps: ChosenSteps, also: Column) -> Calls:
     placer = Placer(data)
     table = _unmark_given_up(data.table("calls"), data.table("compilations").to_pylist(), placer.modules)
-    return read_calls(table, placer, shown.step if shown else None, also=also)
+    return read_calls(table, placer, steps.numbers, also=also)
 
 
 def _unmark_given_up(
@@ -170,7 +180,7 @@ def _to_columns(
     table: pa.Table,
     calls: Calls,
     *,
-    step: ShownStep | None,
+    steps: ChosenSteps,
     recorded: bool,
     only_phase: int | None,
 ) -> StepOps:
@@ -182,11 +192,12 @@ def _to_columns(
     duration_ns = np.where(ended, column_of(table, "end_ns") - start_ns, 0)
     name, names = dictionary_codes(table["name"])
     return StepOps(
-        step=step,
+        steps=steps,
         recorded=recorded,
         only_phase=only_phase,
         calls=calls,
         op_id=column_of(table, "op_id"),
+        in_step=find_rows(steps.numbers, column_of(table, "step")),
         call=call,
         where=_find_where(call_id, call, phase, calls),
         phase=phase,

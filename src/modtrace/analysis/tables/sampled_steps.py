@@ -1,12 +1,14 @@
-"""Chooses the newest training steps that are alike, and reads their rows and no others."""
+"""Chooses the newest steps that are alike, and reads their rows and no others."""
 
 from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
 
-from ...recording.phase import FORWARD, PHASES
+from ...recording.options.schedule import StepRange
+from ...recording.phase import FORWARD, OPTIMIZER, PHASES
 from ...recording.protocols import RecordingData
+from .chosen_step import name_steps
 from .columns import Column, column_of, phase_codes
 from .one_step import IndexedTables
 from .values import PlacedValues
@@ -20,12 +22,18 @@ _SEARCHED_STEPS = 4 * MOST_STEPS
 #: The first steps allocate memory and fill caches, so they are left out if as many are left.
 _WARM_UP = 2
 
+#: The phases of calls that tell whether steps are alike. How often a backward reaches a root may differ.
+_OUTER = (PHASES.index(FORWARD), PHASES.index(OPTIMIZER))
+
+#: How many rows of a table are read of several steps: 500,000 calls take about 100 MB.
+_MOST_ROWS = 500_000
+
 
 class SampledSteps(IndexedTables):
     """A recording of which the newest comparable training steps are read, at most 50 of them.
 
-    Comparable are steps that called the same modules from outside as most of the steps do. The first two training steps
-    and steps in which something was compiled are left out, if others are left.
+    Comparable are steps that called the same modules from outside, and optimizers, as most of the steps do. The first
+    two training steps and steps in which something was compiled are left out, if others are left.
     """
 
     @cached_property
@@ -36,8 +44,11 @@ class SampledSteps(IndexedTables):
     @cached_property
     def training(self) -> Column:
         """The numbers of all training steps that have ended."""
+        return self._of_kind("train")
+
+    def _of_kind(self, kind: str) -> Column:
         kinds = np.array(self.steps["kind"].to_pylist(), object)
-        return np.asarray(column_of(self.steps, "step")[kinds == "train"], np.int64)
+        return np.asarray(column_of(self.steps, "step")[kinds == kind], np.int64)
 
     @cached_property
     def numbers(self) -> Column:
@@ -46,24 +57,52 @@ class SampledSteps(IndexedTables):
         steps = steps[-_SEARCHED_STEPS:]
         compiled = np.unique(column_of(self.data.table("compilations"), "step"))
         warm = np.setdiff1d(steps, compiled)
-        steps = warm if len(warm) else steps
-        return self._find_alike(steps)[-MOST_STEPS:]
+        return self._find_alike(warm if len(warm) else steps)
+
+    def numbers_in(self, wanted: StepRange) -> Column:
+        """Returns the comparable steps of a range: training steps, also the first ones, or else eval steps.
+
+        Raises:
+            ValueError: the range has no step that has ended.
+        """
+        for kind in ("train", "eval"):
+            steps = self._of_kind(kind)
+            steps = steps[[step in wanted for step in steps.tolist()]]
+            if len(steps):
+                return self._find_alike(steps[-_SEARCHED_STEPS:])
+        there = name_steps(column_of(self.steps, "step").tolist()) or "none"
+        raise ValueError(
+            f"steps={str(wanted)!r} holds no step of this recording that has ended; there are: {there}"
+        )
 
     def _find_alike(self, steps: Column) -> Column:
-        """Returns those steps that called the same modules from outside as most of them, or else as the last."""
+        """Returns the newest of those steps that called the same from outside as most of them, or else as the last.
+
+        A step without calls is left out, as its rows were dropped; so is the one after it, which may lack some.
+        """
         calls = self.find("calls", ["step", "module_id", "phase", "parent_call_id"], step=steps)
-        is_one = (phase_codes(calls["phase"]) == PHASES.index(FORWARD)) & (
-            column_of(calls, "parent_call_id") < 0
-        )
-        of_step: dict[int, list[int]] = {int(step): [] for step in steps}
+        is_one = np.isin(phase_codes(calls["phase"]), _OUTER) & (column_of(calls, "parent_call_id") < 0)
         step, module = column_of(calls, "step")[is_one], column_of(calls, "module_id")[is_one]
+        of_step: dict[int, list[int]] = {}
         for number, called in zip(step.tolist(), module.tolist(), strict=True):
-            of_step[number].append(called)
-        keys = [tuple(sorted(called)) for called in of_step.values()]
-        _, which, counts = np.unique([hash(key) for key in keys], return_inverse=True, return_counts=True)
+            of_step.setdefault(number, []).append(called)
+        known = steps[np.isin(steps, list(of_step))]
+        if len(known) > 1 and known[0] != steps[0]:
+            known = known[1:]
+        keys = [hash(tuple(sorted(of_step[number]))) for number in known.tolist()]
+        _, which, counts = np.unique(keys, return_inverse=True, return_counts=True)
         is_alike = counts[which] == counts.max(initial=0)
         last = which[np.flatnonzero(is_alike)[-1:]]  # of patterns that are as frequent, the newest
-        return np.asarray(steps[np.isin(which, last)])
+        return np.asarray(known[np.isin(which, last)][-MOST_STEPS:])
+
+    def limit(self, steps: Column, *tables: str) -> Column:
+        """Returns the newest of the steps that have at most 500,000 rows in each table, and at least the last."""
+        for name in tables:
+            step = column_of(self.find(name, ["step"], step=steps), "step")
+            rows = np.bincount(np.searchsorted(steps, step), minlength=len(steps))
+            fits = np.cumsum(rows[::-1])[::-1] <= _MOST_ROWS
+            steps = steps[fits] if fits.any() else steps[-1:]
+        return steps
 
     def values(self, *roles: str, steps: Column | None = None) -> PlacedValues:
         """Returns the rows of `values` with these roles, of the chosen steps or of others."""

@@ -1,33 +1,48 @@
-"""Writes the text around a table of one step: its first lines, and how much it leaves out."""
+"""Writes the text around a table of one step, or of several: its first lines, and how much it leaves out."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from ...analysis.tables.chosen_step import ShownStep
+from ...analysis.tables.quartiles import Outlier
 from ...recording.meta import HELD, Note, RunMeta
-from ...recording.suggestions import count_of
+from ...recording.suggestions import count_of, first_few
 from .columns import Text
 from .numbers import format_time
 
 #: A text for steps whose device times were to be recorded, but are missing.
 NO_DEVICE_TIMES = "no device times: nothing here ran on a CUDA device"
 
+#: The explanation of the columns `spread`.
+QUARTILES_LEGEND: Sequence[tuple[Collection[str], str]] = (
+    (("spread",), "spread: between the first and the third quartile of the steps, as a part of the median"),
+)
+
 
 def describe_head(
-    command: Sequence[str], step: ShownStep | None, marks: Sequence[str], *, missing: str = ""
+    command: Sequence[str],
+    step: ShownStep | None,
+    marks: Sequence[str],
+    *,
+    missing: str = "",
+    outliers: Sequence[Outlier] = (),
+    took: str = "took {} the median",
 ) -> list[Text]:
-    """Returns the command line of the run, the number of the step, and the marks of the recording.
+    """Returns the command line of the run, the numbers of the steps, outliers, and the marks of the recording.
 
     Args:
         command: the command line.
-        step: the step that is shown.
+        step: the step that is shown, or the last of several.
         marks: the marks of the recording.
         missing: a remark to append if there is a step.
+        outliers: the steps that differ most from the median, the largest first.
+        took: what they differ in, as a clause in which {} stands for `3.0 x`.
     """
     lines = [Text(shlex.join(command), "bold")] if command else []
     return [
         *lines,
         Text(_describe_step(step, missing)),
+        *(Text(line, "yellow") for line in _describe_outliers(outliers, took)),
         *(Text(f"! {mark}", "yellow") for mark in marks),
     ]
 
@@ -43,9 +58,30 @@ def _describe_step(step: ShownStep | None, missing: str) -> str:
     known = _describe_known(step)
     if step.duration_ns is None:
         return f"step {step.step}, whose end was not recorded; {known}"
-    measuring = f", and {format_time(step.overhead_ns)} of measuring" if step.overhead_ns else ""
+    which, half, overhead_ns = f"step {step.step} ({step.kind})", "", step.overhead_ns
+    if step.sample is not None:
+        which = f"median of {step.sample.describe()} ({step.kind})"
+        took, overhead_ns = step.sample.duration_ns, step.sample.overhead_ns
+        low, high = format_time(took.low), format_time(took.high)
+        half = f" (half of them {low} to {high})" if low != high else ""
+    measuring = f", and {format_time(overhead_ns)} of measuring" if overhead_ns else ""
     nothing = f", {missing}" if missing else ""
-    return f"step {step.step} ({step.kind}), {format_time(step.duration_ns)}{measuring}{nothing}; {known}"
+    return f"{which}, {format_time(step.duration_ns)}{half}{measuring}{nothing}; {known}"
+
+
+#: The largest number of outliers that are described.
+_SHOWN_OUTLIERS = 3
+
+
+def _describe_outliers(outliers: Sequence[Outlier], took: str) -> Iterator[str]:
+    """Yields a line for each of the largest outliers: `! step 17 took 3.0 x the median, largest excess in blocks.3`."""
+    for outlier in outliers[:_SHOWN_OUTLIERS]:
+        phase = f", {outlier.phase}" if outlier.phase else ""
+        where = f"largest excess in {(outlier.name)}{phase}"
+        yield f"! step {outlier.step} {took.format(f'{outlier.times:.1f} x')}, {where}"
+    if len(outliers) > _SHOWN_OUTLIERS:
+        steps = first_few([outlier.step for outlier in outliers[_SHOWN_OUTLIERS:]])
+        yield f"! so did {count_of(len(outliers) - _SHOWN_OUTLIERS, 'more step')}, at least twice: {steps}"
 
 
 def _describe_known(step: ShownStep) -> str:

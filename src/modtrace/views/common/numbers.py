@@ -26,6 +26,11 @@ def format_share(share: float) -> str:
     return f"{100 * share:.1f}%"
 
 
+def format_quartile_range(part: float | None) -> str:
+    """Returns the interquartile range, as a part of the median, in whole percent: `12%`; "" for None."""
+    return "" if part is None else f"{part:.0%}"
+
+
 def format_number(value: float) -> str:
     """Returns a number with three digits, or two and an exponent: `0.0123`, `1.20`, `3.4e-07`, `NaN`."""
     magnitude = abs(value)

@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 from ...analysis.findings.finding import Findings, Severity
 from ...recording.suggestions import count_of
-from ..common.columns import Color, Text, printable, render_lines
+from ..common.columns import Color, Text, render_lines
 
 _STYLES: dict[Severity, str] = {"error": "bold red", "warning": "bold yellow", "note": "bold"}
 
@@ -31,7 +31,7 @@ def render_findings(
         color: whether the text is styled for a terminal, or the markup in which it is written.
     """
     lines = [*_describe_findings(found, top)]
-    lines += [Text(f"! {printable(mark)}", "yellow") for mark in marks]
+    lines += [Text(f"! {mark}", "yellow") for mark in marks]
     return render_lines([*lines, *_describe_unchecked(found)], color=color, width=width)
 
 
@@ -46,30 +46,30 @@ def summarize_findings(found: Findings, most: int, run: str | None) -> list[Text
     lines = [_headline(finding.severity, finding.text) for finding in shown]
     ask = f"modtrace check {run}" if run else "findings()"
     if len(found.findings) > most:
-        lines.append(Text(f"{len(found.findings) - most} more: {printable(ask)}"))
+        lines.append(Text(f"{len(found.findings) - most} more: {ask}"))
     if not found.findings:
         lines.append(Text(_describe_nothing(found, ask)))
     return lines
 
 
 def _headline(severity: Severity, text: str) -> Text:
-    return Text.join([Text(severity, _STYLES[severity]), Text(f": {printable(text)}")])
+    return Text.join([Text(severity, _STYLES[severity]), Text(f": {text}")])
 
 
 def _describe_nothing(found: Findings, ask: str) -> str:
     unchecked = ", ".join(one.check for one in found.unchecked)
     nothing = "nothing found" if found.checked else "nothing checked"
-    return f"{nothing}; not checked: {unchecked} ({printable(ask)})" if unchecked else nothing
+    return f"{nothing}; not checked: {unchecked} ({ask})" if unchecked else nothing
 
 
 def _describe_findings(found: Findings, top: int | None) -> Iterator[Text]:
     for finding in found.findings[:top]:
         yield _headline(finding.severity, finding.text)
         for line in finding.evidence:
-            yield Text(f"  {printable(line)}")
-        yield Text(f"  try: {printable(finding.remedy)}")
+            yield Text(f"  {line}")
+        yield Text(f"  try: {finding.remedy}")
         rests = f", from {finding.rests_on}" if finding.rests_on else ""
-        yield Text(f"  ({finding.check}{printable(rests)})", "dim")
+        yield Text(f"  ({finding.check}{rests})", "dim")
     hidden = len(found.findings[len(found.findings) if top is None else top :])
     if hidden:
         yield Text(f"and {count_of(hidden, 'further finding')}: --top {len(found.findings)} shows all")
@@ -82,4 +82,4 @@ def _describe_unchecked(found: Findings) -> Iterator[Text]:
         yield Text(f"checked: {', '.join(found.checked)}")
     for one in found.unchecked:
         remedy = f"; {one.remedy}" if one.remedy else ""
-        yield Text(f"not checked: {one.check}: {printable(one.why + remedy)}")
+        yield Text(f"not checked: {one.check}: {one.why + remedy}")

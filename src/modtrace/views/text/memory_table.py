@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, replace
 
 from ...analysis.ops.memory_table import MemoryRow, MemoryTable
 from ...analysis.ops.sums import SavedByOp, SavedMemory
+from ...analysis.tables.chosen_step import ShownStep
 from ...recording.phase import PHASES
 from ...recording.suggestions import count_of
 from ..common.columns import (
@@ -18,8 +19,8 @@ from ..common.columns import (
     fit_columns,
     render_tables,
 )
-from ..common.headline import describe_head
-from ..common.numbers import format_bytes, format_share, mark_unknown
+from ..common.headline import QUARTILES_LEGEND, describe_head
+from ..common.numbers import format_bytes, format_quartile_range, format_share, mark_unknown
 
 #: The beginnings of the titles of a phase's columns.
 _SHORT = {"forward": "fwd", "backward": "bwd", "recompute": "rec", "optimizer": "opt"}
@@ -28,6 +29,7 @@ _SHORT = {"forward": "fwd", "backward": "bwd", "recompute": "rec", "optimizer": 
 _DISPENSABLE = (
     "type",
     *(f"{_SHORT[phase]} {what}" for what in ("alloc", "peak") for phase in reversed(PHASES)),
+    "spread",
     "%",
     "inside",
 )
@@ -40,6 +42,7 @@ _LEGEND: Legend = (
         (("inside",), "inside: with those of the modules inside it"),
         (("%",), "%: of all that is saved"),
     ),
+    QUARTILES_LEGEND,
     ((("recomputed",), "recomputed: saved in a recompute, until the backward of that block has run"),),
     (
         (
@@ -67,7 +70,9 @@ def render_memory_table(
         width: the width of the terminal, in characters; columns that do not fit are left out.
         color: whether the text is styled for a terminal, or the markup in which it is written.
     """
-    head = describe_head(table.command, table.step, table.marks)
+    head = describe_head(
+        table.command, table.step, table.marks, outliers=table.outliers, took="saved {} the median"
+    )
     if not table.recorded:
         return render_tables(head, width=width, color=color)
     rows = table.rows[:top]
@@ -99,12 +104,14 @@ def _columns(table: MemoryTable, rows: Sequence[MemoryRow]) -> list[Column]:
         _of_modules("type", lines, lambda row: row.type or "", right=False),
         Column("ops", [Text(str(line.saved.ops or "")) for line in lines]),
         Column("saved", [_bytes_cell(line.saved.saved_bytes, line.saved.unknown) for line in lines]),
+        Column("spread", [Text(_format_range(line.saved)) for line in lines]),
         _of_modules("%", lines, lambda row: format_share(row.share) if row.share is not None else ""),
         _of_modules("inside", lines, _format_inside),
         Column("recomputed", [_bytes_cell(line.saved.recompute_bytes) for line in lines]),
     ]
     for phase in PHASES:
         columns += _phase_columns(phase, lines)
+    columns.append(_of_modules("", lines, lambda row: _describe_absence(row, table.step), right=False))
     return [column for column in columns if any(column.cells)]
 
 
@@ -137,6 +144,17 @@ def _phase_columns(phase: str, lines: Sequence[_Line]) -> list[Column]:
     ]
 
 
+def _format_range(saved: SavedMemory) -> str:
+    """Returns the quartile range of what is saved; "" where all steps save as much, as they usually do."""
+    return format_quartile_range(saved.over_steps.range or None) if saved.over_steps else ""
+
+
+def _describe_absence(row: MemoryRow, step: ShownStep | None) -> str:
+    """Returns in how many of several steps the ops of a module ran, if not in all."""
+    count = len(step.sample.steps) if step is not None and step.sample is not None else 0
+    return f"in {row.steps} of {count} steps" if row.steps is not None and row.steps < count else ""
+
+
 def _format_inside(row: MemoryRow) -> str:
     """Returns the memory saved inside a module; "" if nothing inside saves anything."""
     inside = row.saved_inside
@@ -163,7 +181,13 @@ def _describe_rest(table: MemoryTable, shown: int, columns: FittedColumns) -> li
         lines.append(Text(f"{count_of(len(hidden), 'more row')} with {saved} saved", "dim"))
     lines += explain_columns(_LEGEND, columns.titles)
     if table.peak_bytes is not None:
-        lines.append(Text(f"highest peak of a call: {format_bytes(table.peak_bytes)}", "dim"))
+        peak, of_steps = format_bytes(table.peak_bytes), table.peak_over_steps
+        most = (
+            f", at most {format_bytes(of_steps.most)}, in step {table.peak_step}"
+            if of_steps is not None and of_steps.most > of_steps.median
+            else ""
+        )
+        lines.append(Text(f"highest peak of a call: {peak}{most}", "dim"))
     if table.saved.unknown:
         lines.append(Text(UNKNOWN_NOTE, "dim"))
     return lines

@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 
 from ...analysis.ops.op_table import OpRow, OpTable
 from ...analysis.ops.sums import OpSums
+from ...analysis.tables.chosen_step import ShownStep
 from ...recording.phase import PHASES
 from ...recording.suggestions import count_of
 from ..common.columns import (
@@ -19,11 +20,12 @@ from ..common.columns import (
     render_tables,
     text_column,
 )
-from ..common.headline import NO_DEVICE_TIMES, describe_head
+from ..common.headline import NO_DEVICE_TIMES, QUARTILES_LEGEND, describe_head
 from ..common.numbers import (
     format_bytes,
     format_flops,
     format_gflops_rate,
+    format_quartile_range,
     format_share,
     format_time,
     mark_unknown,
@@ -32,7 +34,9 @@ from .compiled_kernels import DISPENSABLE_KERNELS, describe_regions, kernel_colu
 from .compiled_kernels import LEGEND as KERNEL_LEGEND
 
 #: Columns that are left out in this order if the width is too small.
-_DISPENSABLE = ("allocated", "written", "read", "type", *reversed(PHASES), "GFLOP/s", "%", "most in", "ops")
+_DISPENSABLE = (
+    "allocated", "written", "read", "type", *reversed(PHASES), "GFLOP/s", "spread", "%", "most in", "ops",
+)  # fmt: skip
 
 UNKNOWN_NOTE = "+, ?: the sum leaves out ops of which the number is not known"
 OWN_NOTE = "of a module: its own ops, without those of the modules inside it"
@@ -42,6 +46,7 @@ _LEGEND: Legend = (
         (("ops",), "ops: how often ops were called"),
         (("most in",), "most in: the module in which they took most time"),
     ),
+    QUARTILES_LEGEND,
     (
         (("%",), "%: of the time of all ops"),
         (("flops",), "flops: floating-point operations; empty where none are counted"),
@@ -68,7 +73,9 @@ def render_op_table(
         width: the width of the terminal, in characters; columns that do not fit are left out.
         color: whether the text is styled for a terminal, or the markup in which it is written.
     """
-    head = describe_head(table.command, table.step, table.marks)
+    head = describe_head(
+        table.command, table.step, table.marks, outliers=table.outliers, took="took {} the median in ops"
+    )
     if not table.rows and not table.compiled:
         return render_tables(head, width=width, color=color)
     rows = table.rows[:top]
@@ -101,6 +108,7 @@ def _columns(table: OpTable, rows: Sequence[OpRow]) -> list[Column]:
         Column(
             "%", [Text("" if row.share is None else format_share(row.share), "dim") for row in rows] + _END
         ),
+        Column("spread", [Text(_format_range(total)) for total in sums]),
         *(Column(name, [_time_cell(own.phase(name)) for own in by_phase]) for name in _phases(table)),
         Column("flops", [_flops_cell(total) for total in sums]),
         Column("GFLOP/s", [Text(format_gflops_rate(total.flops, total.time_ns), "dim") for total in sums]),
@@ -139,6 +147,10 @@ def _phases(table: OpTable) -> list[str]:
     return found if len(found) > 1 else []
 
 
+def _format_range(sums: OpSums) -> str:
+    return format_quartile_range(sums.over_steps.time_ns.range) if sums.over_steps else ""
+
+
 def _time_cell(sums: OpSums) -> Text:
     return Text(format_time(sums.time_ns) if sums.ops else "")
 
@@ -156,15 +168,31 @@ def _allocated_cell(row: OpRow) -> Text:
 
 
 def _notes(table: OpTable, row: OpRow) -> Text:
-    sums, step = row.sums.together, table.step.step if table.step else None
+    sums = row.sums.together
     notes = [
-        f"forward in step {row.call_step}" if row.call_step not in (None, step) else "",
+        _describe_forward(row.call_step, table.step),
+        _describe_absence(sums, table.step),
         f"raised {sums.raised}x" if sums.raised else "",
         f"{'no device time' if table.device_times else 'end not seen'} {sums.unfinished}x"
         if sums.unfinished
         else "",
     ]
     return Text.join((Text(note, "yellow") for note in notes if note), "; ")
+
+
+def _describe_forward(forward: int | None, step: ShownStep | None) -> str:
+    """Returns when the forward of a call ran, if that was in another step."""
+    if forward is None or step is None or forward == step.step:
+        return ""
+    return f"forward in step {forward}" if step.sample is None else f"forward {step.step - forward} before"
+
+
+def _describe_absence(sums: OpSums, step: ShownStep | None) -> str:
+    """Returns in how many of several steps ops ran, if not in all."""
+    if step is None or step.sample is None or sums.over_steps is None:
+        return ""
+    steps, count = sums.over_steps.steps, len(step.sample.steps)
+    return f"in {steps} of {count} steps" if steps < count else ""
 
 
 def _describe_rest(table: OpTable, shown: int, columns: FittedColumns) -> list[Text]:

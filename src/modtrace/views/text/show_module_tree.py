@@ -10,7 +10,9 @@ from ...analysis.modules.folding import fold as fold_tree
 from ...analysis.modules.module_tree import MODULE_PHASES, ModuleNode, ModuleTree, rebuild
 from ...analysis.modules.type_table import TypeTimes, build_type_table
 from ...analysis.modules.value_summary import SlotValues
-from ...analysis.tables.times import PhaseTimes
+from ...analysis.tables.chosen_step import ShownStep
+from ...analysis.tables.times import PhaseTimes, find_quartile_ranges
+from ...recording.phase import FORWARD
 from ..common.columns import (
     Color,
     Column,
@@ -22,7 +24,7 @@ from ..common.columns import (
     render_tables,
 )
 from ..common.headline import NO_DEVICE_TIMES, describe_head, describe_notes
-from ..common.numbers import format_count, format_share, format_time
+from ..common.numbers import format_count, format_quartile_range, format_share, format_time
 from .compilations import DISPENSABLE_REGIONS, describe_compilations, describe_rest, region_columns
 from .tree_lines import TreeLine, draw_lines
 from .value_columns import DISPENSABLE_VALUES, VALUES_LEGEND, describe_nonfinite, shown_slots, value_columns
@@ -41,12 +43,18 @@ RECOMPUTE_NOTE = "backward times include the recompute that ran inside them"
 
 #: Columns that are left out in this order if the width is too small.
 _DISPENSABLE = (
-    "self", "%", *DISPENSABLE_VALUES, "params", "type", "calls",
+    "self", "%", *DISPENSABLE_VALUES[:2], "spread", *DISPENSABLE_VALUES[2:], "params", "type", "calls",
     "recompute", "device recompute", "backward", "device backward",
 )  # fmt: skip
 
 _TIMES_LEGEND: Legend = (
     ((("self",), "self: without the modules inside"), (("%",), "%: of the time of the step")),
+    (
+        (
+            ("spread",),
+            "spread: between the first and the third quartile of the steps, as a part of the median",
+        ),
+    ),
 )
 
 #: A text for columns of device times.
@@ -104,7 +112,7 @@ def _headline(tree: ModuleTree, run: str | None) -> list[Text]:
     outside = " outside of compiled functions" if tree.compilations is not None else ""
     missing = "" if tree.roots else f"no module was called{outside}"
     return [
-        *describe_head(tree.command, tree.step, tree.marks, missing=missing),
+        *describe_head(tree.command, tree.step, tree.marks, missing=missing, outliers=tree.outliers),
         *_describe_nonfinite_steps(tree, run),
         *describe_notes(tree.notes),
     ]
@@ -117,7 +125,8 @@ def _describe_nonfinite_steps(tree: ModuleTree, run: str | None) -> Iterator[Tex
     first, count = tree.nonfinite_steps[0], len(tree.nonfinite_steps)
     steps = f"in step {first}" if count == 1 else f"in {count} steps, first in step {first}"
     is_here = tree.step is not None and tree.step.step in tree.nonfinite_steps
-    elsewhere = "" if is_here else ", not in this one"
+    shown = "this one" if tree.step is None or tree.step.sample is None else f"step {tree.step.step}"
+    elsewhere = "" if is_here else f", not in {shown}"
     more = "rec.first_nonfinite()" if run is None else shlex.join(["modtrace", "nonfinite", run])
     yield Text(f"! NaN or infinite values {steps}{elsewhere}; do they matter? {more}", "bold yellow")
 
@@ -167,7 +176,8 @@ class _Row:
 
 
 def _tree_columns(lines: Sequence[TreeLine], tree: ModuleTree, slots: bool, below: bool) -> list[Column]:
-    rows = [row for line in lines for row in _rows_of(line, tree, slots, below)]
+    absences = dict(_describe_absences(tree.step, [line.node for line in lines]))
+    rows = [row for line in lines for row in _rows_of(line, tree, slots, below, absences)]
     columns = [
         Column("module", [_label_cell(row) for row in rows], right=False),
         Column("type", [_cell(row, row.node.type) for row in rows], right=False),
@@ -175,7 +185,9 @@ def _tree_columns(lines: Sequence[TreeLine], tree: ModuleTree, slots: bool, belo
     ]
     for phase in _phases(tree):
         columns += _phase_columns(_title(phase, tree), [_times_of(row, phase) for row in rows])
+    ranges = zip(rows, find_quartile_ranges([row.node for row in rows]), strict=True)
     columns += [
+        Column("spread", [_cell(row, format_quartile_range(part)) for row, part in ranges]),
         Column("params", [_cell(row, _format_parameters(row.node)) for row in rows]),
         *value_columns([row.node.values if row.shows == "node" else row.slot for row in rows]),
         Column("", [_NO_NOTE if row.shows == "note below" else row.note for row in rows], right=False),
@@ -192,11 +204,15 @@ def _title(phase: str, tree: ModuleTree) -> str:
     return f"device {phase}" if tree.device_times else phase
 
 
-def _rows_of(line: TreeLine, tree: ModuleTree, slots: bool, below: bool) -> Iterator[_Row]:
+def _rows_of(
+    line: TreeLine, tree: ModuleTree, slots: bool, below: bool, absences: Mapping[int, str]
+) -> Iterator[_Row]:
     if line.node.role == "inside":
         yield _Row(line.guides, line.node, "heading")
         return
     notes = _notes(line.node, "no device time" if tree.device_times else "end not seen")
+    if id(line.node) in absences:
+        notes.append(Text(absences[id(line.node)], "yellow"))
     beside = _NO_NOTE if below or not notes else notes.pop(0)
     yield _Row(line.guides, line.node, "node", note=beside)
     for note in notes:
@@ -261,6 +277,33 @@ def _notes(node: ModuleNode, untimed: str) -> list[Text]:
     return [*describe_nonfinite(node.values), *(Text(note, "yellow") for note in notes if note)]
 
 
+def _describe_absences(step: ShownStep | None, nodes: Sequence[ModuleNode]) -> Iterator[tuple[int, str]]:
+    """Yields the `id` of each node that was not called, or not equally often, in each of several steps, with a note.
+
+    What is true of the node above is not repeated.
+    """
+    count = len(step.sample.steps) if step is not None and step.sample is not None else 0
+    of_parents: dict[int, Sequence[str]] = {}
+    for node in nodes:
+        texts = [text for phase in MODULE_PHASES for text in _differences(node, phase, count)]
+        of_parents.update(dict.fromkeys(map(id, node.children), texts))
+        new = [text for text in texts if text not in of_parents.get(id(node), ())]
+        if new:
+            yield id(node), "; ".join(new)
+
+
+def _differences(node: ModuleNode, phase: str, count: int) -> Iterator[str]:
+    over = node.phase(phase).over_steps
+    named = "" if phase == FORWARD else f"{phase} "
+    if over is None:
+        return
+    if over.steps < count:
+        at_least = "each in at least " if node.count > 1 else "in "
+        yield f"{named}{at_least}{over.steps} of {count} steps"
+    if over.calls.least < over.calls.most and node.count == 1:
+        yield f"{named}{over.calls.least} to {over.calls.most} calls"
+
+
 def _type_columns(rows: Sequence[TypeTimes], tree: ModuleTree) -> list[Column]:
     columns = [
         Column("type", [Text(row.type) for row in rows], right=False),
@@ -269,7 +312,10 @@ def _type_columns(rows: Sequence[TypeTimes], tree: ModuleTree) -> list[Column]:
     ]
     for phase in _phases(tree):
         columns += _phase_columns(_title(phase, tree), [row.phase(phase) for row in rows])
-    return columns
+    columns.append(
+        Column("spread", [Text(format_quartile_range(part)) for part in find_quartile_ranges(rows)])
+    )
+    return [column for column in columns if any(column.cells)]
 
 
 def _rest(tree: ModuleTree, tables: Sequence[FittedColumns]) -> list[Text]:
@@ -277,12 +323,14 @@ def _rest(tree: ModuleTree, tables: Sequence[FittedColumns]) -> list[Text]:
     titles = {title for table in tables for title in table.titles}
     lines = [] if tree.compilations is None else list(describe_rest(tree.compilations))
     if tree.optimizer.calls:
-        lines.append(_describe_rest("optimizer", tree.optimizer.total_ns, tree))
+        lines.append(_describe_rest("optimizer", tree.optimizer.total_ns, tree.optimizer.share))
     if tree.outside_ns is not None:
-        lines.append(_describe_rest("outside of modules", tree.outside_ns, tree))
+        lines.append(_describe_rest("outside of modules", tree.outside_ns, tree.outside_share))
     if {_title("recompute", tree), _title("backward", tree)} <= titles:
         lines.append(Text(RECOMPUTE_NOTE, "dim"))
     lines += explain_columns([*_TIMES_LEGEND, *VALUES_LEGEND], titles)
+    if tree.step is not None and tree.step.sample is not None and not titles.isdisjoint(DISPENSABLE_VALUES):
+        lines.append(Text(f"out, grad, grad/param: of step {tree.step.step}, the last of them", "dim"))
     if tree.device_times:
         step = f"; the step took it {format_time(tree.device_step_ns)}" if tree.device_step_ns else ""
         lines.append(Text(f"{DEVICE_TIMES_NOTE}{step}", "dim"))
@@ -295,7 +343,6 @@ def _rest(tree: ModuleTree, tables: Sequence[FittedColumns]) -> list[Text]:
     return lines
 
 
-def _describe_rest(name: str, time_ns: int, tree: ModuleTree) -> Text:
-    step_ns = tree.device_step_ns if tree.device_times or not tree.step else tree.step.duration_ns
-    share = f" {format_share(time_ns / step_ns):>7}" if step_ns else ""
-    return Text(f"{name:<18}{format_time(time_ns):>8}{share}")
+def _describe_rest(name: str, time_ns: int, share: float | None) -> Text:
+    of_step = "" if share is None else f" {format_share(share):>7}"
+    return Text(f"{name:<18}{format_time(time_ns):>8}{of_step}")

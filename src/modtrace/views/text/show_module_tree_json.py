@@ -32,8 +32,9 @@ def render_module_tree_json(tree: ModuleTree) -> str:
 
 
 def _to_json(value: Any) -> Any:
+    """Returns a value as JSON has it, without fields of which `repr` is False: the times in each of many steps."""
     if hasattr(value, "__dataclass_fields__"):
-        names = (*(field.name for field in fields(value)), *_DERIVED.get(type(value), ()))
+        names = (*(field.name for field in fields(value) if field.repr), *_DERIVED.get(type(value), ()))
         return {name: _to_json(getattr(value, name)) for name in names}
     if isinstance(value, tuple):
         return [_to_json(part) for part in value]
