@@ -124,6 +124,7 @@ class RecordingBuilder:
         peak_bytes: int | None = None,
         saved_bytes: int | None = None,
         stage: int | None = None,
+        training: bool | None = None,
     ) -> int:
         """A call of a module within the current step; `forward` is the `forward_call_id` of a backward.
 
@@ -152,6 +153,7 @@ class RecordingBuilder:
             "peak_bytes": peak_bytes,
             "saved_bytes": saved_bytes,
             "stage": stage,
+            "training": training,
         }
         rows.append(row)
         return len(rows) - 1

@@ -1,13 +1,20 @@
 """Lists the checks of modtrace, in the order in which equally grave findings are shown."""
 
 from .check import RunCheck
+from .dead_units import DEAD_UNITS
 from .failed_call import FAILED
+from .gradient_depth import GRADIENTS_OVER_DEPTH
 from .graph_over_steps import GRAPH_OVER_STEPS
+from .loss_spike import LOSS_SPIKE
 from .memory_growth import MEMORY_GROWTH
+from .modes import MODES
 from .no_gradient import NO_GRADIENT
 from .nonfinite_values import NONFINITE
 from .not_in_optimizer import NOT_IN_OPTIMIZER
+from .rounded_updates import ROUNDED_UPDATES
+from .scaler_skips import GRAD_SCALER
 from .uncleared_gradients import UNCLEARED_GRADIENTS
+from .zero_gradients import ZERO_GRADIENTS
 
 #: All checks that run by default.
 CHECKS: tuple[RunCheck, ...] = (
@@ -18,4 +25,11 @@ CHECKS: tuple[RunCheck, ...] = (
     UNCLEARED_GRADIENTS,
     GRAPH_OVER_STEPS,
     MEMORY_GROWTH,
+    GRAD_SCALER,
+    MODES,
+    ZERO_GRADIENTS,
+    DEAD_UNITS,
+    ROUNDED_UPDATES,
+    GRADIENTS_OVER_DEPTH,
+    LOSS_SPIKE,
 )

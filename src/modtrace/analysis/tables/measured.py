@@ -55,7 +55,7 @@ class ComparedRows:
 
     def sketches(self, at: Rows) -> Numbers:
         """Returns the sketches of rows that all have one, as a matrix `[len(at), 64]`."""
-        return _lists_of(self.data.table("values")["sketch"], self.rows[at], SKETCH_SIZE)
+        return lists_of(self.data.table("values")["sketch"], self.rows[at], SKETCH_SIZE)
 
     def sample(self, at: int) -> Numbers:
         """Returns the sample of the tensor in row `at`."""
@@ -122,7 +122,7 @@ def _read_hashes(column: pa.ChunkedArray) -> tuple[npt.NDArray[np.uint64], Bools
     return hashes, has_one
 
 
-def _lists_of(column: pa.ChunkedArray, rows: Rows, size: int) -> Numbers:
+def lists_of(column: pa.ChunkedArray, rows: Rows, size: int) -> Numbers:
     """Returns the lists in some rows of a column as a matrix; all have the length `size`."""
     found = np.empty((len(rows), size))
     ends = np.cumsum([len(chunk) for chunk in column.chunks])

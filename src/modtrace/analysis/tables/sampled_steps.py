@@ -5,19 +5,24 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
+from ...recording.arrow.arrays import from_numpy
 from ...recording.options.schedule import StepRange
 from ...recording.phase import FORWARD, OPTIMIZER, PHASES
 from ...recording.protocols import RecordingData
+from ...recording.role import LOSS
 from .chosen_step import name_steps
 from .columns import Column, column_of, phase_codes
 from .one_step import IndexedTables
-from .values import PlacedValues
+from .values import MEASURED_NUMBERS, PlacedValues
 
 #: The largest number of steps that are read to judge a run.
 MOST_STEPS = 50
 
 #: The steps among which those are chosen; at most so many of the newest.
 _SEARCHED_STEPS = 4 * MOST_STEPS
+
+#: The kind of a step without recorded calls.
+_NO_CALLS = 0
 
 #: The first steps allocate memory and fill caches, so they are left out if as many are left.
 _WARM_UP = 2
@@ -80,20 +85,29 @@ class SampledSteps(IndexedTables):
 
         A step without calls is left out, as its rows were dropped; so is the one after it, which may lack some.
         """
+        kinds = self.find_kinds(steps)
+        has_calls = kinds != _NO_CALLS
+        if has_calls.any() and not has_calls[0]:
+            has_calls[np.argmax(has_calls)] = np.count_nonzero(has_calls) == 1
+        known, kinds = steps[has_calls], kinds[has_calls]
+        _, which, counts = np.unique(kinds, return_inverse=True, return_counts=True)
+        is_alike = counts[which] == counts.max(initial=0)
+        last = kinds[np.flatnonzero(is_alike)[-1:]]  # of patterns that are as frequent, the newest
+        return np.asarray(known[np.isin(kinds, last)][-MOST_STEPS:])
+
+    def find_kinds(self, steps: Column) -> Column:
+        """Returns a number for each step, equal for steps that called the same from outside; _NO_CALLS for none."""
         calls = self.find("calls", ["step", "module_id", "phase", "parent_call_id"], step=steps)
         is_one = np.isin(phase_codes(calls["phase"]), _OUTER) & (column_of(calls, "parent_call_id") < 0)
         step, module = column_of(calls, "step")[is_one], column_of(calls, "module_id")[is_one]
         of_step: dict[int, list[int]] = {}
         for number, called in zip(step.tolist(), module.tolist(), strict=True):
             of_step.setdefault(number, []).append(called)
-        known = steps[np.isin(steps, list(of_step))]
-        if len(known) > 1 and known[0] != steps[0]:
-            known = known[1:]
-        keys = [hash(tuple(sorted(of_step[number]))) for number in known.tolist()]
-        _, which, counts = np.unique(keys, return_inverse=True, return_counts=True)
-        is_alike = counts[which] == counts.max(initial=0)
-        last = which[np.flatnonzero(is_alike)[-1:]]  # of patterns that are as frequent, the newest
-        return np.asarray(known[np.isin(which, last)][-MOST_STEPS:])
+        kinds = [
+            hash(tuple(sorted(of_step[number]))) if number in of_step else _NO_CALLS
+            for number in steps.tolist()
+        ]
+        return np.array(kinds, np.int64)
 
     def limit(self, steps: Column, *tables: str) -> Column:
         """Returns the newest of the steps that have at most 500,000 rows in each table, and at least the last."""
@@ -103,6 +117,14 @@ class SampledSteps(IndexedTables):
             fits = np.cumsum(rows[::-1])[::-1] <= _MOST_ROWS
             steps = steps[fits] if fits.any() else steps[-1:]
         return steps
+
+    @cached_property
+    def losses(self) -> PlacedValues:
+        """The losses of all training steps that have ended."""
+        table = self.data.table("values").select([*MEASURED_NUMBERS, "dtype"])
+        is_one = np.isin(column_of(table, "site_id"), self.sites_of(LOSS))
+        is_one &= np.isin(column_of(table, "step"), self.training)
+        return PlacedValues(data=self.data, table=table.filter(from_numpy(is_one)))
 
     def values(self, *roles: str, steps: Column | None = None) -> PlacedValues:
         """Returns the rows of `values` with these roles, of the chosen steps or of others."""

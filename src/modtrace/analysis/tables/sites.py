@@ -13,6 +13,7 @@ class Site(NamedTuple):
     path: str
     role: str | None
     slot: str
+    nth: int | None = None
 
     @property
     def name(self) -> str:
@@ -31,10 +32,10 @@ def read_sites(data: RecordingData) -> dict[int, Site]:
     """Returns the sites by their ids, in the order of the table."""
     modules = data.table("modules").select(["module_id", "path"]).to_pylist()
     paths = {row["module_id"]: row["path"] for row in modules}
-    rows = data.table("sites").select(["site_id", "module_id", "role", "slot"]).to_pylist()
+    rows = data.table("sites").select(["site_id", "module_id", "role", "slot", "nth"]).to_pylist()
     return {
         row["site_id"]: Site(
-            row["module_id"], paths.get(row["module_id"]) or "", row["role"], row["slot"] or ""
+            row["module_id"], paths.get(row["module_id"]) or "", row["role"], row["slot"] or "", row["nth"]
         )
         for row in rows
     }

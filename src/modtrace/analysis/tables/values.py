@@ -154,12 +154,12 @@ class PlacedValues:
 
 
 #: The columns that most analyses need; lists and texts are left out, as copying them is slow.
-_NUMBERS = ("step", "site_id", "call_id", "op_id", "phase", "order", "numel", *RAW)
+MEASURED_NUMBERS = ("step", "site_id", "call_id", "op_id", "phase", "order", "numel", *RAW)
 
 
 def read_measured_values(data: RecordingData, step: int | None) -> PlacedValues:
     """Returns the rows of a step that have statistics, with the numeric columns."""
-    table = data.table("values").select(_NUMBERS)
+    table = data.table("values").select(MEASURED_NUMBERS)
     kept = np.zeros(table.num_rows, bool) if step is None else column_of(table, "step") == step
     kept &= to_numpy(table["count"].is_valid())
     return PlacedValues(data=data, table=table.filter(from_numpy(kept)))

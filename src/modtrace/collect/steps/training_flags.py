@@ -76,7 +76,9 @@ def _parts(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _differs_in_training(part: nn.Module) -> bool:
-    if isinstance(part, (_DropoutNd, _NormBase)):
-        return True
+    if isinstance(part, _DropoutNd):
+        return part.p > 0
+    if isinstance(part, _NormBase):
+        return part.track_running_stats  # without these it takes those of the batch also in evaluation
     drops = isinstance(part, (nn.RNNBase, nn.MultiheadAttention)) and part.dropout > 0
     return drops or "Drop" in type(part).__name__  # as DropPath of vision models

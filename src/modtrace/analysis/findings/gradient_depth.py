@@ -1,0 +1,136 @@
+"""Finds gradients that vanish or explode on their way back through a chain of layers."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from ...recording.role import GRAD_OUTPUT, PARAMETER_GRAD
+from ...recording.statistics.moments import Numbers
+from ...recording.suggestions import count_of
+from ..tables.columns import Column
+from ..tables.placement import Module, read_modules
+from ..tables.sampled_steps import SampledSteps
+from ..tables.step_series import StepSeries, arrange_series
+from .check import check
+from .finding import CannotCheck, Finding
+from .places import place_of_module
+
+#: The smallest number of modules in a chain.
+_LEAST = 4
+
+#: Members of a chain are numbered: `blocks.0`, `conv1_1`. What one attention has side by side is not: `q_proj`.
+_DIGITS = re.compile(r"[\d_]+")
+
+#: The smallest RMS: gradients of 0 would make it 0.
+_SMALLEST = 1e-45
+
+
+class _Chain(NamedTuple):
+    """Modules of one type under one parent, in the order in which gradients reach them."""
+
+    what: str  # `gradients at` or `gradients of the parameters of`
+    modules: Column
+    rms: Numbers  # of the gradients of each, the median over the steps
+
+    @property
+    def growth(self) -> float:
+        """The logarithm of how much larger the gradients are at the end of their way than at its beginning."""
+        return float(np.log(self.rms[-1] / self.rms[0]))
+
+    @property
+    def usual_growth(self) -> float:
+        """The same if they grew everywhere as in the median place."""
+        return float(np.median(np.diff(np.log(self.rms))) * (len(self.rms) - 1))
+
+
+@check("gradients-over-depth", about="gradients that vanish or explode from layer to layer", needs="values")
+def GRADIENTS_OVER_DEPTH(run: SampledSteps, factor: float = 1e4, steps: int = 3) -> Iterator[Finding]:
+    """Finds the chain of modules in which gradients shrink or grow most from one to the next, at least by `factor`.
+
+    Modules of one type under one parent whose names differ by their numbers are a chain, if there are at least four.
+    Gradients must shrink or grow in most places of it. `steps` is the smallest number of steps that count.
+    """
+    at_outputs, of_parameters = (arrange_series(run.values(role)) for role in (GRAD_OUTPUT, PARAMETER_GRAD))
+    measured = max(int(one.is_measured.sum(axis=1).max(initial=0)) for one in (at_outputs, of_parameters))
+    if not measured:
+        raise CannotCheck("no gradients were recorded", "--values stats (values='stats')")
+    if measured < steps:
+        raise CannotCheck(
+            f"there are {count_of(measured, 'comparable step')} with gradients, and it takes {steps}"
+        )
+    chains = [*_find_chains(run, at_outputs, of_parameters)]
+    limit = np.log(factor)
+    far = [
+        chain
+        for chain in chains
+        if abs(chain.growth) >= limit and chain.usual_growth * np.sign(chain.growth) >= limit / 2
+    ]
+    if far:
+        yield _describe(run, max(far, key=lambda chain: abs(chain.growth)), len(at_outputs.steps))
+
+
+def _find_chains(run: SampledSteps, at_outputs: StepSeries, of_parameters: StepSeries) -> Iterator[_Chain]:
+    """Yields each chain, with the gradients at its outputs and with those of its parameters."""
+    modules = {module.module_id: module for module in read_modules(run.data).values()}
+    siblings: dict[tuple[object, ...], list[int]] = {}
+    for module in modules.values():
+        stem = _DIGITS.sub("", module.path.rpartition(".")[2])
+        siblings.setdefault((module.parent_id, module.type, stem), []).append(module.module_id)
+    rms_at_outputs = _find_rms(run, at_outputs, modules, with_inner=False)
+    rms_of_parameters = _find_rms(run, of_parameters, modules, with_inner=True)
+    reached = {run.sites[site].module_id: row for row, site in enumerate(at_outputs.site_id.tolist())}
+    for group in siblings.values():
+        is_known = all(module in reached for module in group)
+        group.sort(key=lambda module: reached[module] if is_known else -module)
+        for what, rms in (
+            ("gradients at", rms_at_outputs),
+            ("parameters' gradients in", rms_of_parameters),
+        ):
+            chain = [module for module in group if module in rms]
+            if len(chain) >= _LEAST:
+                yield _Chain(what, np.array(chain), np.array([rms[module] for module in chain]))
+
+
+def _find_rms(
+    run: SampledSteps, series: StepSeries, modules: Mapping[int, Module], *, with_inner: bool
+) -> dict[int, float]:
+    """Returns the RMS of the gradients of each module, or of it and all inside it, the median over the steps."""
+    sumsq: dict[int, Numbers] = {}
+    count: dict[int, Numbers] = {}
+    for row, site in enumerate(series.site_id.tolist()):
+        module_id = run.sites[site].module_id
+        owner = read_modules(run.data).get(-1 if module_id is None else module_id)
+        while owner is not None:
+            number = owner.module_id
+            sumsq[number] = sumsq.get(number, 0) + np.nan_to_num(series.stats.sumsq[row], nan=0)
+            count[number] = count.get(number, 0) + series.stats.count[row]
+            owner = modules.get(owner.parent_id) if with_inner and owner.parent_id is not None else None
+    found = {}
+    for number, squares in sumsq.items():
+        known = (count[number] > 0) & np.isfinite(squares)
+        if known.any():
+            found[number] = max(float(np.median(np.sqrt(squares[known] / count[number][known]))), _SMALLEST)
+    return found
+
+
+def _describe(run: SampledSteps, chain: _Chain, steps: int) -> Finding:
+    first, last = (place_of_module(run, int(chain.modules[at])) for at in (0, -1))
+    verb = "explode" if chain.growth > 0 else "vanish"
+    ratio = float(np.exp(abs(chain.growth)))
+    step = float(np.exp(chain.usual_growth / (len(chain.rms) - 1)))
+    return Finding(
+        severity="warning",
+        text=(
+            f"{chain.what} {first.name} to {last.name} {verb}: RMS {chain.rms[0]:.2g} to {chain.rms[-1]:.2g}, "
+            f"{'x' if chain.growth > 0 else '1/'}{ratio:.1e}"
+        ),
+        remedy="normalize between the layers, add residual connections, or initialize weights for their activation",
+        evidence=(
+            f"on the way back through {len(chain.rms)} layers, x {step:.2g} from one to the next (median)",
+        ),
+        rests_on=f"the median of {count_of(steps, 'training step')}",
+        root=last.root,
+        path=last.path,
+    )

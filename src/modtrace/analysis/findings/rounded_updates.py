@@ -1,0 +1,102 @@
+"""Finds parameters of low precision that updates leave as they are."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ...recording.role import PARAMETER, PARAMETER_GRAD
+from ...recording.suggestions import count_of, first_few
+from ..tables.columns import Bools, Column, column_of, dictionary_codes, find_rows, take
+from ..tables.sampled_steps import SampledSteps
+from ..tables.step_series import StepSeries, arrange_series
+from .check import check
+from .finding import CannotCheck, Finding
+from .places import place_of_site
+
+_SHOWN = 4
+
+#: The precision of formats in which updates round to nothing, as a part of the number itself.
+_PRECISION = {"bfloat16": "1/256", "float16": "1/2048"}
+
+
+@check("rounded-updates", about="weights in bfloat16 or float16 too coarse for their updates", needs="values")
+def ROUNDED_UPDATES(run: SampledSteps, steps: int = 5) -> Iterator[Finding]:
+    """Finds parameters in bfloat16 or float16 that stay the same over all steps, although their gradient is not 0.
+
+    A parameter stays the same if its minimum, its maximum, its sum and its sum of squares do. `steps` is the smallest
+    number of steps that count.
+    """
+    parameters = arrange_series(run.values(PARAMETER))
+    gradients = arrange_series(run.values(PARAMETER_GRAD))
+    if not len(parameters.site_id) or not len(gradients.site_id):
+        raise CannotCheck(
+            "no parameters were recorded, or no gradients of theirs", "--values stats (values='stats')"
+        )
+    is_low = np.array([dtype in _PRECISION for dtype in parameters.dtypes])
+    if not is_low.any():
+        return
+    measured = parameters.is_measured.sum(axis=1)
+    if measured.max() < steps:
+        raise CannotCheck(
+            f"there are {count_of(int(measured.max()), 'comparable step')}, and it takes {steps}"
+        )
+    is_same = _are_same(parameters)
+    has_gradient = _have_gradient(run, parameters, gradients)
+    stuck = np.flatnonzero(is_low & is_same & has_gradient & (measured >= steps))
+    if not len(stuck):
+        return
+    names = [place_of_site(run, int(site)).name for site in parameters.site_id[stuck].tolist()]
+    first = place_of_site(run, int(parameters.site_id[stuck[0]]))
+    groups = _read_groups(run, parameters)
+    does_learn = np.isin(groups[stuck], groups[~is_same & (measured > 1)])
+    share = len(stuck) / np.count_nonzero(is_low & has_gradient)
+    count, dtype = int(measured[stuck].max()), parameters.dtypes[stuck[0]]
+    what = f"{first.name} ({dtype}) does" if len(stuck) == 1 else f"{len(stuck)} parameters in {dtype} do"
+    which = "" if len(stuck) == 1 else f": {names[0]}, …"
+    why = (
+        f"an update below {_PRECISION[dtype]} of half a weight is rounded away"
+        if does_learn.any()
+        else "every parameter of the optimizer's group stays the same: its learning rate may be 0"
+    )
+    yield Finding(
+        severity="error" if does_learn.all() and share >= 0.5 else "warning",
+        text=f"{what} not change in {count_of(count, 'step')}, with gradients that are not 0{which}",
+        remedy="keep weights in float32 and compute under torch.autocast, or round stochastically",
+        evidence=(*([first_few(names, _SHOWN)] if len(names) > 1 else []), why),
+        rests_on=f"{count_of(count, 'training step')} up to {parameters.steps[-1]}",
+        step=int(parameters.steps[0]),
+        **first.fields(),
+    )
+
+
+def _are_same(parameters: StepSeries) -> Bools:
+    """Returns which parameters have the same statistics in all steps."""
+    stats = parameters.stats
+    same = np.ones(len(parameters.site_id), bool)
+    for numbers in (stats.min, stats.max, stats.sum, stats.sumsq):
+        known = np.where(parameters.is_measured, numbers, np.nan)
+        same &= np.nanmin(known, axis=1) == np.nanmax(known, axis=1)
+    return same
+
+
+def _have_gradient(run: SampledSteps, parameters: StepSeries, gradients: StepSeries) -> Bools:
+    """Returns which parameters have a gradient that is finite and not 0 in every step in which they were measured."""
+    column = find_rows(parameters.steps, gradients.steps)
+    rms = np.zeros(parameters.stats.sum.shape)
+    rows = {
+        (run.sites[site].module_id, run.sites[site].slot): row
+        for row, site in enumerate(gradients.site_id.tolist())
+    }
+    for row, site in enumerate(parameters.site_id.tolist()):
+        of_gradient = rows.get((run.sites[site].module_id, run.sites[site].slot))
+        if of_gradient is not None:
+            rms[row, column[column >= 0]] = gradients.stats.rms[of_gradient][column >= 0]
+    return np.asarray(((np.isfinite(rms) & (rms > 0)) | ~parameters.is_measured).all(axis=1))
+
+
+def _read_groups(run: SampledSteps, parameters: StepSeries) -> Column:
+    """Returns a number for the group of each parameter in its optimizer; the same for all if that is not recorded."""
+    table = run.data.table("parameters")
+    optimizer, _ = dictionary_codes(table["optimizer"])
+    group = optimizer * (1 << 20) + column_of(table, "param_group")
+    return take(group, find_rows(column_of(table, "site_id"), parameters.site_id))

@@ -1,0 +1,21 @@
+"""Runs one check, on a recording typed by hand or on a real one."""
+
+from modtrace import Finding, Recording
+from modtrace.analysis.findings.all_checks import CHECKS
+from modtrace.analysis.findings.check import run_checks
+from modtrace.recording.protocols import RecordingData
+
+
+def check_typed(
+    data: RecordingData, check: str, *, why: str | None = None, **thresholds: float
+) -> tuple[Finding, ...]:
+    """Returns what a check finds; with `why` it must not have been able to check, for this reason."""
+    given = {f"{check}.{name}": value for name, value in thresholds.items()}
+    found = run_checks(data, CHECKS, only=[check], thresholds=given)
+    assert [one.why for one in found.unchecked] == ([] if why is None else [why])
+    return found.findings
+
+
+def check_run(recording: Recording, check: str, **thresholds: float) -> tuple[Finding, ...]:
+    """Returns what a check finds in a recording, which has what it needs."""
+    return check_typed(recording.data, check, **thresholds)
