@@ -6,7 +6,8 @@ import numpy as np
 
 from ...recording.role import PARAMETER, PARAMETER_GRAD
 from ...recording.suggestions import count_of, first_few
-from ..tables.columns import Bools, Column, column_of, dictionary_codes, find_rows, take
+from ..tables.columns import Bools, find_rows
+from ..tables.parameter_facts import read_parameters
 from ..tables.sampled_steps import SampledSteps
 from ..tables.step_series import StepSeries, arrange_series
 from .check import check
@@ -48,7 +49,8 @@ def ROUNDED_UPDATES(run: SampledSteps, steps: int = 5) -> Iterator[Finding]:
     names = [place_of_site(run, int(site)).name for site in parameters.site_id[stuck].tolist()]
     first = place_of_site(run, int(parameters.site_id[stuck[0]]))
     groups = _read_groups(run, parameters)
-    does_learn = np.isin(groups[stuck], groups[~is_same & (measured > 1)])
+    moving = {groups[row] for row in np.flatnonzero(~is_same & (measured > 1)).tolist()}
+    does_learn = np.array([groups[row] in moving for row in stuck.tolist()])
     share = len(stuck) / np.count_nonzero(is_low & has_gradient)
     count, dtype = int(measured[stuck].max()), parameters.dtypes[stuck[0]]
     what = f"{first.name} ({dtype}) does" if len(stuck) == 1 else f"{len(stuck)} parameters in {dtype} do"
@@ -94,9 +96,7 @@ def _have_gradient(run: SampledSteps, parameters: StepSeries, gradients: StepSer
     return np.asarray(((np.isfinite(rms) & (rms > 0)) | ~parameters.is_measured).all(axis=1))
 
 
-def _read_groups(run: SampledSteps, parameters: StepSeries) -> Column:
-    """Returns a number for the group of each parameter in its optimizer; the same for all if that is not recorded."""
-    table = run.data.table("parameters")
-    optimizer, _ = dictionary_codes(table["optimizer"])
-    group = optimizer * (1 << 20) + column_of(table, "param_group")
-    return take(group, find_rows(column_of(table, "site_id"), parameters.site_id))
+def _read_groups(run: SampledSteps, parameters: StepSeries) -> list[tuple[str | None, int | None]]:
+    """Returns the optimizer of each parameter and its group there; the same for all if that is not recorded."""
+    known = {one.site_id: (one.optimizer, one.group) for one in read_parameters(run.data)}
+    return [known.get(site, (None, None)) for site in parameters.site_id.tolist()]
