@@ -30,6 +30,7 @@ PARTS = {
     "report": ("the page of a large report in Chromium", 4),
     "planted": ("whom each tool names for planted NaN and infinities", 1),
     "compare": ("whom each tool names where two runs part", 3),
+    "healthy_runs": ("what the checks say of healthy trainings", 8),
     "datasets": ("questions about datasets of 10 million rows, by DuckDB", 3),
     "open_large": ("who made the first NaN in recordings of 10 million rows", 15),
 }

@@ -1,6 +1,6 @@
 """What the checks say of healthy trainings, and how often: `make bench`.
 
-python benchmarks/healthy_runs.py [--steps 40] [--only NAME] [--quick]
+python benchmarks/healthy_runs.py [--steps 40] [--only TEXT] [--quick]
 """
 
 import argparse
@@ -21,36 +21,40 @@ _QUICK = ("MLP, images, SGD", "GAN, images", "policy gradient, a pole on a cart"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the findings of each run, and how many runs have some."""
+    """Prints what is found in each run, and in how many runs how much is. Returns 1 if an error is."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=40, help="the number of steps of each run")
-    parser.add_argument("--only", help="the runs whose names have this text")
+    parser.add_argument("--only", default="", help="the runs with this text in their names")
     parser.add_argument("--quick", action="store_true", help="three runs of 12 steps")
     chosen = parser.parse_args(argv)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    names = [name for name in RUNS if not chosen.only or chosen.only in name]
-    rows, counts, unchecked = [], Counter[str](), Counter[str]()
-    for name in _QUICK if chosen.quick else names:
+    names = _QUICK if chosen.quick else [name for name in RUNS if chosen.only in name]
+    answers, accused, unchecked = Counter[str](), Counter[str](), Counter[str]()
+    for name in names:
         started = time.perf_counter()
         found = record_run(name, 12 if chosen.quick else chosen.steps).findings()
-        took = time.perf_counter() - started
+        print(f"{name}  ({time.perf_counter() - started:.1f} s)", flush=True)
+        for finding in found.findings:
+            print(f"    {finding.severity}: {finding.text}  ({finding.check})", flush=True)
         severities = Counter(finding.severity for finding in found.findings)
-        worst = "error" if severities["error"] else "several" if severities["warning"] > 1 else ""
-        counts[worst or ("one warning" if severities["warning"] else "nothing")] += 1
+        answers[_judge(severities["error"], severities["warning"])] += 1
+        accused.update(finding.check for finding in found.findings if finding.severity != "note")
         unchecked.update(one.check for one in found.unchecked)
-        said = [f"{finding.severity}: {finding.text}" for finding in found.findings]
-        rows.append((name, f"{took:.1f} s", ""))
-        print(
-            f"{name} ({took:.1f} s)",
-            *(f"    {line}" for line in said or ["nothing found"]),
-            sep="\n",
-            flush=True,
-        )
-    print()
-    print(", ".join(f"{what}: {count}" for what, count in counts.items()), f"of {len(rows)} runs")
-    print("not checked:", ", ".join(f"{check} in {count}" for check, count in unchecked.items()) or "nothing")
-    return 0
+    print(f"\n{len(names)} runs: {_list(answers)}")
+    print(f"errors and warnings: {_list(accused) or 'none'}")
+    print(f"not checked: {_list(unchecked) or 'nothing'}")
+    return int(answers["with an error"] > 0)
+
+
+def _judge(errors: int, warned: int) -> str:
+    if errors:
+        return "with an error"
+    return ("without a warning", "with one warning", "with several warnings")[min(warned, 2)]
+
+
+def _list(counts: Counter[str]) -> str:
+    return ", ".join(f"{count} {what}" for what, count in counts.most_common())
 
 
 if __name__ == "__main__":

@@ -188,3 +188,9 @@ def test_row_that_records_fewer_ops_than_ran_is_an_error() -> None:
     done = run_benchmark("-c", RECORDS_LESS)
     assert done.returncode == 1
     assert "ops ran: the benchmark times something else" in done.stderr
+
+
+def test_benchmark_of_healthy_runs() -> None:
+    lines = quick_lines("healthy_runs.py")
+    assert names_of(lines)[0] == "MLP, images, SGD"
+    assert lines[-3].startswith("3 runs: 3 without a warning")
