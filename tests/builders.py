@@ -210,6 +210,21 @@ class RecordingBuilder:
         rows.append(row)
         return len(rows) - 1
 
+    def interval(
+        self,
+        kind: str,
+        start_ns: int,
+        end_ns: int,
+        *,
+        name: str | None = None,
+        thread: int = 0,
+        overhead_ns: int | None = None,
+    ) -> None:
+        """A backward, a wait for data, or writing, of the current step."""
+        row = {"step": self._step, "kind": kind, "name": name, "thread": thread}
+        row |= {"start_ns": start_ns, "end_ns": end_ns, "overhead_ns": overhead_ns}
+        self._rows["intervals"].append(row)
+
     def optimizer(self, start_ns: int, end_ns: int, **more: Any) -> int:
         """An optimizer's step; `more` goes to `call`."""
         return self.call(None, start_ns, end_ns, phase="optimizer", **more)

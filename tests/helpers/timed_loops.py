@@ -205,7 +205,7 @@ def with_a_loader_on_another_thread(run: Run) -> Planted:
 
 def accumulating(run: Run) -> Planted:
     with run.record():
-        for _ in range(4):
+        for _ in range(5):
             for x in run.loader(batch_size=4):
                 run.model(x).sum().backward()
                 run.clock.spend(1)

@@ -277,7 +277,7 @@ table parameters                  a parameter of a model that trains; again when
 table intervals                   a stretch of the loop that is no call of a module
     step            int32         of what is in no step: the step before it
     kind            dictionary    backward: one run of the autograd engine; data: the program waits for a DataLoader;
-                                  writing: modtrace writes rows on the program's thread
+                                  writing: modtrace writes rows on the program's thread, or measures behind a step
     name            dictionary?   of data: the class of the dataset, and how many workers there are: `Texts, 4 workers`
     thread          int32
     start_ns        int64

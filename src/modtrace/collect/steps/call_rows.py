@@ -100,7 +100,7 @@ def add_overheads(batches: Iterable[Columns], steps: list[Step]) -> None:
     if any(True for step in steps for _ in step.measured()):
         intervals = intervals_of(steps)
         for columns in batches:
-            columns["overhead_ns"] = _overheads(columns, intervals)
+            columns["overhead_ns"] = overheads(columns, intervals)
 
 
 def intervals_of(steps: list[Step]) -> Ints:
@@ -112,7 +112,7 @@ def intervals_of(steps: list[Step]) -> Ints:
     return np.concatenate(parts, axis=1) if parts else np.zeros((3, 0), np.int64)
 
 
-def _overheads(columns: Columns, intervals: Ints) -> Ints:
+def overheads(columns: Columns, intervals: Ints) -> Ints:
     """Returns the time spent measuring in each call, on its thread; masked where the call's end is not known.
 
     A call's output is measured after the call has ended, so this time counts for the enclosing call.

@@ -1,7 +1,7 @@
 """Records what a loop does outside of modules: its backwards, its waits for data loaders, and our own writing."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import NoneType
 from typing import Any
 
@@ -10,8 +10,9 @@ import numpy as np
 from ...recording.protocols import Sink
 from ...torch_internals.data_loaders import unwatch_loaders, watch_loaders
 from ..log.listeners import Subscribers
+from ..log.nesting import Ints
 from ..log.thread_log import ThreadLogs
-from .call_rows import Columns, add_overheads
+from .call_rows import Columns, intervals_of, overheads
 from .step import Step
 
 BACKWARD, DATA, WRITING = "backward", "data", "writing"
@@ -66,7 +67,8 @@ class IntervalRecorder:
     def settle(self, step: Step, *, is_recorded: bool, until_ns: float) -> None:
         """Assigns what began before `until_ns`, the beginning of the next step, to the step that has just ended.
 
-        What began before the step is of the step before, if there is one.
+        What began before the step is of the step before, if there is one. A wait that goes on into the next step, whose
+        first calls are those of a module in the data loader, becomes two.
         """
         if self._step is not None:
             self._place(step.start_ns)
@@ -76,10 +78,11 @@ class IntervalRecorder:
     def _place(self, until_ns: float) -> None:
         for _ in range(len(self._waiting)):
             interval = self._waiting.popleft()
-            if interval[0] >= until_ns:
-                self._waiting.append(interval)
-            elif self._is_recorded and self._step is not None:
-                self._placed.append((self._step, interval))
+            (start_ns, end_ns), facts = interval[:2], interval[2:]
+            if end_ns > until_ns:
+                self._waiting.append((max(start_ns, int(until_ns)), end_ns, *facts))
+            if start_ns < until_ns and self._is_recorded and self._step is not None:
+                self._placed.append((self._step, (start_ns, int(min(end_ns, until_ns)), *facts)))
 
     def write(self, steps: Sequence[Step]) -> None:
         """Writes the intervals of ended steps, and later ones of earlier steps; after `stop()` all.
@@ -94,6 +97,8 @@ class IntervalRecorder:
             for backward in step.backwards
             if backward.outer is None
         ]
+        measuring = intervals_of([*steps])
+        rows += _measured_between(steps, measuring)
         last = steps[-1].number if steps else self._step
         for _ in range(len(self._placed)):
             number, interval = self._placed.popleft()
@@ -107,8 +112,19 @@ class IntervalRecorder:
             columns["name"] = [_name(*interval[4:]) for _, interval in rows]
             numbers = np.array([interval[:3] for _, interval in rows], np.int64).T
             columns |= zip(("start_ns", "end_ns", "thread"), numbers.copy(), strict=True)
-            add_overheads([columns], [*steps])
+            if measuring.size:
+                columns["overhead_ns"] = overheads(columns, measuring)
             self._sink.write("intervals", columns)
+
+
+def _measured_between(steps: Sequence[Step], measuring: Ints) -> Iterator[tuple[int | None, _Interval]]:
+    """Yields what was measured behind the end of a step and before the next one, as after an optimizer."""
+    starts = np.array([step.start_ns for step in steps], np.int64)
+    ends = np.array([step.end_ns for step in steps], np.int64)
+    at = np.searchsorted(starts, measuring[1], side="right") - 1
+    for row in np.flatnonzero((at >= 0) & (measuring[1] >= ends[at])) if len(steps) else ():
+        thread, start_ns, end_ns = measuring[:, row].tolist()
+        yield steps[at[row]].number, (start_ns, end_ns, thread, WRITING, NoneType, 0)
 
 
 def _name(of: type, workers: int) -> str | None:

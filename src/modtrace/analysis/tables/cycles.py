@@ -1,0 +1,229 @@
+"""Finds where the time goes from the start of a training step to the start of the next one."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from ...recording.arrow.arrays import from_numpy
+from ...recording.phase import FORWARD, OPTIMIZER, PHASES, RECOMPUTE
+from .columns import ArrowTable, Column, column_of, dictionary_codes, find_rows, phase_codes, take
+from .ops import bare_name
+from .sampled_steps import SampledSteps
+
+DATA, COPY, BACKWARD, COLLECTIVE = "data", "copy", "backward", "collectives"
+MEASURING, BETWEEN, REST = "measuring", "between steps", "rest"
+
+#: What the time of a cycle goes to, each nanosecond to one. `measuring` is modtrace's own, writing included; `between
+#: steps` comes behind the last module, backward and optimizer of a step, and `rest` before that.
+PARTS = (DATA, COPY, FORWARD, BACKWARD, RECOMPUTE, OPTIMIZER, COLLECTIVE, MEASURING, BETWEEN, REST)
+
+#: A part that covers whatever runs in it: a data loader may call modules, and our writing waits for nothing else.
+_COVERING = (DATA, MEASURING)
+
+_KINDS = {"backward": BACKWARD, "data": DATA, "writing": MEASURING}
+_PHASES = (FORWARD, RECOMPUTE, OPTIMIZER)
+_COLUMNS = ("step", "thread", "start_ns", "end_ns", "overhead_ns")
+_COPIES = frozenset({"to_copy", "copy"})
+
+#: Of this many cycles the longest one is left out: one that saves a checkpoint may last longer than all others. A
+#: median would leave out more: workers of a data loader deliver batches in bursts, with a long wait once in a while.
+_LEAVE_OUT_ONE_OF = 20
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Cycles:
+    """The cycles of a recording's training steps: from the start of a step to the start of the next one."""
+
+    step: Column
+    start_ns: Column
+    end_ns: Column
+    parts_ns: Mapping[str, Column]  # for each of PARTS its time in each cycle; together they are the cycle
+
+    @property
+    def length_ns(self) -> Column:
+        """The length of each cycle."""
+        return self.end_ns - self.start_ns
+
+    def summarize(self) -> "CycleSummary | None":
+        """Returns the mean of the cycles without the longest of 20, and without measuring; None if there are none."""
+        count = len(self.step)
+        if not count:
+            return None
+        kept = np.argsort(self.length_ns - self.parts_ns[MEASURING], kind="stable")
+        kept = kept[: count - count // _LEAVE_OUT_ONE_OF]
+        means = {part: int(times[kept].sum()) // len(kept) for part, times in self.parts_ns.items()}
+        return CycleSummary(
+            cycles=len(kept),
+            measuring_ns=means.pop(MEASURING),
+            cycle_ns=sum(means.values()),
+            parts_ns={part: time_ns for part, time_ns in means.items() if time_ns},
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CycleSummary:
+    """Where the time from one step's start to the next goes: the mean of several cycles."""
+
+    cycles: int
+    cycle_ns: int  # without measuring
+    measuring_ns: int  # beside it
+    parts_ns: Mapping[str, int]  # without parts that take no time
+
+    def share(self, part: str) -> float:
+        """Returns how much of the cycle a part takes."""
+        return self.parts_ns.get(part, 0) / max(self.cycle_ns, 1)
+
+
+class _Intervals(NamedTuple):
+    """Stretches of time on threads, each with the step to which it belongs."""
+
+    step: Column
+    thread: Column
+    start_ns: Column
+    end_ns: Column
+    overhead_ns: Column
+    part: Column  # codes of PARTS
+
+    def where(self, kept: Column) -> "_Intervals":
+        return _Intervals(*(column[kept] for column in self))
+
+
+def read_cycles(run: SampledSteps) -> Cycles:
+    """Returns the cycles of the sampled steps, without those whose end is not known.
+
+    They are empty in a recording of a version that recorded no intervals.
+    """
+    step, start_ns, end_ns = _find_cycles(run)
+    found = _join(_read_calls(run), _read_intervals(run), _read_collectives(run), _read_copies(run))
+    of_loop = found.where(found.thread == _find_thread(found))
+    cycle = find_rows(step, of_loop.step)
+    parts = {part: np.zeros(len(step), np.int64) for part in PARTS}
+    steps = run.rows("steps", step)
+    row = find_rows(column_of(steps, "step"), step)
+    worked_ns, overhead_ns = (take(column_of(steps, name), row) for name in ("end_ns", "overhead_ns"))
+    for number, (begin, end) in enumerate(zip(start_ns.tolist(), end_ns.tolist(), strict=True)):
+        times = _divide(
+            of_loop.where(cycle == number), begin, end, int(worked_ns[number]), int(overhead_ns[number])
+        )
+        for part, time_ns in zip(PARTS, times.tolist(), strict=True):
+            parts[part][number] = time_ns
+    return Cycles(step=step, start_ns=start_ns, end_ns=end_ns, parts_ns=parts)
+
+
+def _find_cycles(run: SampledSteps) -> tuple[Column, Column, Column]:
+    """Returns the step, the start and the end of each cycle whose end is known."""
+    nowhere = np.empty(0, np.int64)
+    if not run.data.table("intervals").num_rows:
+        return nowhere, nowhere, nowhere
+    number, start_ns, end_ns, next_ns = (
+        column_of(run.steps, name).astype(np.int64)
+        for name in ("step", "start_ns", "end_ns", "next_start_ns")
+    )
+    # A step begins where the rows of the step before have been written, which is a part of the cycle before.
+    following = take(start_ns, find_rows(number, number + 1))
+    reached = np.maximum(next_ns, following)
+    # An evaluation may run inside of a training step.
+    stop_ns = np.where(reached >= 0, np.maximum(reached, end_ns), -1)
+    kept = np.isin(number, run.numbers) & (stop_ns > start_ns)
+    return number[kept], start_ns[kept], stop_ns[kept]
+
+
+def _divide(found: _Intervals, begin: int, end: int, worked_ns: int, overhead_ns: int) -> Column:
+    """Returns the time of each of PARTS in one cycle: at each time the interval that began last counts."""
+    start, stop = (np.clip(times, begin, end) for times in (found.start_ns, found.end_ns))
+    covering = np.isin(found.part, [PARTS.index(part) for part in _COVERING])
+    worked = min(max(worked_ns, begin), end)
+    bounds = np.unique(np.concatenate([[begin, worked, end], start, stop]))
+    first, last = np.searchsorted(bounds, start), np.searchsorted(bounds, stop)
+    owner = np.full(len(bounds) - 1, -1, np.int64)
+    inside_ns = np.zeros(
+        len(start) + 1, np.int64
+    )  # what modtrace measured in the intervals inside each; the last: of none
+    measured_ns = np.where(found.part == PARTS.index(MEASURING), 0, np.maximum(found.overhead_ns, 0))
+    for row in np.lexsort((-stop, start, covering)).tolist():
+        if first[row] < last[row]:
+            inside_ns[owner[first[row]]] += measured_ns[row]
+            owner[first[row] : last[row]] = row
+    lengths = np.diff(bounds)
+    own_ns = np.zeros(len(start) + 1, np.int64)
+    np.add.at(own_ns, owner, lengths)
+    of_none = owner < 0
+    between_ns = int(lengths[of_none & (bounds[:-1] >= worked)].sum())
+    times = np.zeros(len(PARTS), np.int64)
+    own_measured = np.clip(measured_ns - inside_ns[:-1], 0, own_ns[:-1])
+    np.add.at(times, found.part, own_ns[:-1] - own_measured)
+    rest_ns = int(own_ns[-1]) - between_ns
+    of_rest = min(max(overhead_ns - int(inside_ns[-1]), 0), rest_ns)
+    times[PARTS.index(MEASURING)] += int(own_measured.sum()) + of_rest
+    times[PARTS.index(BETWEEN)] += between_ns
+    times[PARTS.index(REST)] += rest_ns - of_rest
+    return times
+
+
+def _join(*parts: _Intervals) -> _Intervals:
+    return _Intervals(*map(np.concatenate, zip(*parts, strict=True)))
+
+
+def _find_thread(found: _Intervals) -> int:
+    """Returns the thread that trains: on which most backwards and optimizers run."""
+    trains = np.isin(found.part, [PARTS.index(part) for part in (BACKWARD, OPTIMIZER)])
+    threads, counts = np.unique(found.thread[trains], return_counts=True)
+    return int(threads[counts.argmax()]) if len(threads) else 0
+
+
+def _read_calls(run: SampledSteps) -> _Intervals:
+    """Returns the outermost calls of each phase; what runs backward is in `intervals`."""
+    calls = run.find("calls", [*_COLUMNS, "phase", "parent_call_id"], step=run.numbers)
+    parts = np.array([PARTS.index(phase) if phase in _PHASES else -1 for phase in PHASES] + [-1], np.int64)
+    part = parts[phase_codes(calls["phase"])]
+    return _to_intervals(calls, part, (column_of(calls, "parent_call_id") < 0) & (part >= 0))
+
+
+def _read_intervals(run: SampledSteps) -> _Intervals:
+    table = run.find("intervals", [*_COLUMNS, "kind"], step=run.numbers)
+    code, kinds = dictionary_codes(table["kind"])
+    part = np.array([PARTS.index(_KINDS.get(kind, REST)) for kind in kinds] + [-1], np.int64)[code]
+    return _to_intervals(table, part, part >= 0)
+
+
+def _read_collectives(run: SampledSteps) -> _Intervals:
+    """Returns when the program waited for collectives: up to when these were complete."""
+    table = run.find("collectives", [*_COLUMNS[:4], "wait_ns"], step=run.numbers)
+    wait_ns, part = column_of(table, "wait_ns"), np.full(len(table), PARTS.index(COLLECTIVE))
+    is_wait = (wait_ns > 0) & (column_of(table, "thread") >= 0)
+    found = _to_intervals(table, part, is_wait)
+    return found._replace(start_ns=found.end_ns - wait_ns[is_wait & (column_of(table, "end_ns") >= 0)])
+
+
+def _read_copies(run: SampledSteps) -> _Intervals:
+    """Returns the ops that copy from the CPU to a device, if ops were recorded."""
+    ops = run.find("ops", [*_COLUMNS[:4], "op_id", "name"], step=run.numbers)
+    code, names = dictionary_codes(ops["name"])
+    is_copy = np.array([*(bare_name(name) in _COPIES for name in names), False], bool)[code]
+    ops = ops.filter(from_numpy(is_copy))
+    op = column_of(ops, "op_id")
+    made = run.find("tensors", ["producer_op", "device"], producer_op=op)
+    uses = run.find("uses", ["consumer_op", "tensor_id"], consumer_op=op)
+    read = run.find("tensors", ["tensor_id", "device"], tensor_id=column_of(uses, "tensor_id"))
+    row = find_rows(column_of(read, "tensor_id"), column_of(uses, "tensor_id"))
+    from_cpu = column_of(uses, "consumer_op")[_are_on_cpu(read)[row]]
+    to_device = column_of(made, "producer_op")[~_are_on_cpu(made)[:-1]]
+    part = np.full(len(op), PARTS.index(COPY))
+    return _to_intervals(ops, part, np.isin(op, to_device) & np.isin(op, from_cpu))
+
+
+def _to_intervals(table: ArrowTable, part: Column, kept: Column) -> _Intervals:
+    """Returns those of the rows that are `kept` and whose end was seen."""
+    columns = dict.fromkeys(_COLUMNS, np.zeros(len(part), np.int64))
+    columns |= {
+        name: column_of(table, name).astype(np.int64) for name in _COLUMNS if name in table.column_names
+    }
+    return _Intervals(**columns, part=part).where(kept & (columns["end_ns"] >= 0))
+
+
+def _are_on_cpu(tensors: ArrowTable) -> Column:
+    """Returns which tensors are on the CPU, and False at the end, for no tensor."""
+    code, names = dictionary_codes(tensors["device"])
+    return np.append(np.array([*(name == "cpu" for name in names), False], bool)[code], False)
