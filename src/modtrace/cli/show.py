@@ -2,6 +2,8 @@
 
 import click
 
+from ..analysis.findings.all_checks import CHECKS
+from ..analysis.findings.check import run_checks
 from ..analysis.modules.module_tree import build_module_tree
 from ..views.text.show_module_tree import SORT_KEYS, SortKey, render_module_tree
 from ..views.text.show_module_tree_json import render_module_tree_json
@@ -38,15 +40,25 @@ def show(
 ) -> None:
     """Shows the module tree of the recording RUN: medians of the times in its newest training steps that are alike.
 
-    Values are those of the last of these steps.
+    Values are those of the last of these steps. The first lines tell what is wrong with the run, the worst three; of
+    all `modtrace check` tells more.
     """
     data = open_with_rows(run, "calls")
+    findings = run_checks(data, CHECKS)
     number = read_step(run, data, step)
     with errors_of(run, data, option="--step" if steps is None else None):
         tree = build_module_tree(data, step=number, steps=steps)
     if as_json:
-        print_text(render_module_tree_json(tree))
+        print_text(render_module_tree_json(tree, findings))
         return
     print_view(
-        render_module_tree, tree, depth=depth, sort=sort, fold=not no_fold, types=types, slots=slots, run=run
+        render_module_tree,
+        tree,
+        findings=findings,
+        depth=depth,
+        sort=sort,
+        fold=not no_fold,
+        types=types,
+        slots=slots,
+        run=run,
     )

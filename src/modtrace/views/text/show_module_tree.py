@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
+from ...analysis.findings.finding import Findings
 from ...analysis.modules.folding import fold as fold_tree
 from ...analysis.modules.module_tree import MODULE_PHASES, ModuleNode, ModuleTree, rebuild
 from ...analysis.modules.type_table import TypeTimes, build_type_table
@@ -26,11 +27,15 @@ from ..common.columns import (
 from ..common.headline import NO_DEVICE_TIMES, describe_head, describe_notes
 from ..common.numbers import format_count, format_quartile_range, format_share, format_time
 from .compilations import DISPENSABLE_REGIONS, describe_compilations, describe_rest, region_columns
+from .findings import summarize_findings
 from .tree_lines import TreeLine, draw_lines
 from .value_columns import DISPENSABLE_VALUES, VALUES_LEGEND, describe_nonfinite, shown_slots, value_columns
 
 SortKey = Literal["order", "forward", "backward", "recompute", "self", "total", "parameters", "calls", "name"]
 SORT_KEYS: tuple[SortKey, ...] = get_args(SortKey)
+
+#: The largest number of findings above the tree.
+_MOST_FINDINGS = 3
 
 #: A text for recordings without any backward calls.
 BACKWARD_HINT = "backward times: record with --backward-times (backward_times=True)"
@@ -64,6 +69,7 @@ DEVICE_TIMES_NOTE = "device: from when a device could begin what a call issued u
 def render_module_tree(
     tree: ModuleTree,
     *,
+    findings: Findings | None = None,
     depth: int | None = None,
     sort: SortKey = "order",
     fold: bool = True,
@@ -76,6 +82,7 @@ def render_module_tree(
     """Returns the tree with its times and values, the table of module types, and where the rest of the step went.
 
     Args:
+        findings: what checks of the run have found; the worst three come first.
         depth: levels below the roots; 0 shows the roots alone, None everything.
         sort: the order of siblings: `order` as registered, `name` from A, all others largest first.
         fold: whether the insides of equal siblings are shown once, summed up.
@@ -95,7 +102,8 @@ def render_module_tree(
         fitted.append(min(places, key=lambda place: len(place.left_out)))
     if tree.roots and types:
         fitted.append(_fit(_type_columns(build_type_table(tree), tree), width))
-    head = _headline(tree, run)
+    head = [] if findings is None else summarize_findings(findings, _MOST_FINDINGS, run)
+    head += _headline(tree, run)
     if tree.compilations is not None:
         head += describe_compilations(tree.compilations)
         if tree.compilations.regions:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
+from ...analysis.findings.finding import Findings
 from ...analysis.modules.module_tree import ModuleNode, ModuleTree
 from ...analysis.modules.type_table import build_type_table
 from ...analysis.modules.value_summary import ValueSummary
@@ -18,8 +19,8 @@ _DERIVED: Mapping[type, Sequence[str]] = {
 }
 
 
-def render_module_tree_json(tree: ModuleTree) -> str:
-    """Returns the fields of the tree, its nodes nested in `roots` and `children`, and the table of `types`.
+def render_module_tree_json(tree: ModuleTree, findings: Findings | None = None) -> str:
+    """Returns the fields of the tree, its nodes nested in `roots` and `children`, the table of `types` and `findings`.
 
     JSON has no numbers that are not finite; they are written "NaN", "Infinity" and "-Infinity", which Python's
     `float()` and JavaScript's `Number()` read.
@@ -27,6 +28,8 @@ def render_module_tree_json(tree: ModuleTree) -> str:
     head = {
         field.name: _to_json(getattr(tree, field.name)) for field in fields(tree) if field.name != "roots"
     }
+    if findings is not None:
+        head["findings"] = _to_json(findings)
     head["types"] = _to_json(build_type_table(tree))
     return f'{json.dumps(head)[:-1]}, "roots": {_render_nodes(tree.roots)}}}\n'
 
