@@ -6,8 +6,19 @@ import numpy as np
 import pytest
 
 from builders import RecordingBuilder, TypedRecording
-from helpers.timed_loops import LOOPS, Clock, Planted, Run, clock, run_loop
-from modtrace.analysis.tables.cycles import PARTS, Cycles, read_cycles
+from helpers.timed_loops import (
+    LOOPS,
+    Clock,
+    Planted,
+    Run,
+    clock,
+    from_a_loader,
+    run_loop,
+    with_a_closure,
+    with_lbfgs,
+)
+from modtrace.analysis.modules.module_tree import build_module_tree
+from modtrace.analysis.tables.cycles import PARTS, Cycles, read_cycles, summarize_cycles
 from modtrace.analysis.tables.sampled_steps import SampledSteps
 
 __all__ = ["clock"]
@@ -70,10 +81,10 @@ def _typed(parts: list[tuple[int, int]]) -> TypedRecording:
 
 
 def test_long_waits_once_in_a_while_count_and_one_of_twenty_does_not() -> None:
-    bursts = read_cycles(_AllSteps(_typed([(0, 10), (0, 10), (0, 10), (40, 10)] * 5))).summarize()
+    bursts = summarize_cycles(_AllSteps(_typed([(0, 10), (0, 10), (0, 10), (40, 10)] * 5)))
     assert bursts is not None
     assert (bursts.cycles, bursts.parts_ns) == (19, {"data": 4 * 40 // 19, "forward": 10})
-    once = read_cycles(_AllSteps(_typed([(0, 10)] * 19 + [(5000, 10)]))).summarize()
+    once = summarize_cycles(_AllSteps(_typed([(0, 10)] * 19 + [(5000, 10)])))
     assert once is not None
     assert (once.cycles, once.cycle_ns, once.parts_ns) == (19, 10, {"forward": 10})
 
@@ -104,6 +115,30 @@ def test_an_old_recording_has_no_cycles() -> None:
     for step in range(3):
         build.step(step, 100 * step, 100 * step + 90)
         build.call(model, 100 * step, 100 * step + 50)
-    cycles = read_cycles(_AllSteps(build.data()))
-    assert cycles.summarize() is None
-    assert np.array_equal(cycles.length_ns, [])
+    run = _AllSteps(build.data())
+    assert summarize_cycles(run) is None
+    assert np.array_equal(read_cycles(run).length_ns, [])
+
+
+def test_the_slowest_module_is_that_with_the_most_time_of_its_own() -> None:
+    build = RecordingBuilder()
+    model = build.module("", "Net")
+    first, second = (build.module(path, "Linear", parent=model) for path in ("first", "second"))
+    for step in range(2):
+        build.step(step, 1000 * step, 1000 * step + 900)
+        outer = build.call(model, 1000 * step, 1000 * step + 800)
+        build.call(first, 1000 * step, 1000 * step + 300, parent=outer)
+        build.call(second, 1000 * step + 300, 1000 * step + 700, parent=outer, overhead_ns=150)
+        build.interval("backward", 1000 * step + 800, 1000 * step + 850)
+    found = summarize_cycles(_AllSteps(build.data()))
+    assert found is not None
+    assert (found.slowest, found.slowest_ns) == ("first", 300)
+
+
+@pytest.mark.parametrize("loop", [with_lbfgs, with_a_closure, from_a_loader], ids=lambda loop: loop.__name__)
+def test_an_optimizers_own_time_is_without_its_closure(loop: Callable[[Run], Planted], clock: Clock) -> None:
+    rec, planted = run_loop(loop, clock, values=None)
+    tree = build_module_tree(rec, step=2)
+    assert abs(tree.optimizer.self_ns - planted["optimizer"] * 1_000_000) < 100_000
+    assert tree.cycles is not None
+    assert tree.cycles.cycle_ns // 1_000_000 == sum(planted.values())

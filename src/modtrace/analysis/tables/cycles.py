@@ -10,6 +10,7 @@ from ...recording.arrow.arrays import from_numpy
 from ...recording.phase import FORWARD, OPTIMIZER, PHASES, RECOMPUTE
 from .columns import ArrowTable, Column, column_of, dictionary_codes, find_rows, phase_codes, take
 from .ops import bare_name
+from .placement import read_modules
 from .sampled_steps import SampledSteps
 
 DATA, COPY, BACKWARD, COLLECTIVE = "data", "copy", "backward", "collectives"
@@ -46,21 +47,6 @@ class Cycles:
         """The length of each cycle."""
         return self.end_ns - self.start_ns
 
-    def summarize(self) -> "CycleSummary | None":
-        """Returns the mean of the cycles without the longest of 20, and without measuring; None if there are none."""
-        count = len(self.step)
-        if not count:
-            return None
-        kept = np.argsort(self.length_ns - self.parts_ns[MEASURING], kind="stable")
-        kept = kept[: count - count // _LEAVE_OUT_ONE_OF]
-        means = {part: int(times[kept].sum()) // len(kept) for part, times in self.parts_ns.items()}
-        return CycleSummary(
-            cycles=len(kept),
-            measuring_ns=means.pop(MEASURING),
-            cycle_ns=sum(means.values()),
-            parts_ns={part: time_ns for part, time_ns in means.items() if time_ns},
-        )
-
 
 @dataclass(frozen=True, kw_only=True)
 class CycleSummary:
@@ -69,11 +55,57 @@ class CycleSummary:
     cycles: int
     cycle_ns: int  # without measuring
     measuring_ns: int  # beside it
-    parts_ns: Mapping[str, int]  # without parts that take no time
+    parts_ns: Mapping[str, int]  # of PARTS but `measuring`, without those that take no time
+    #: The path of the module whose calls take the most time without those inside of them, of a root its name, and that
+    #: time in a step; None if no module was called. Its backward counts if backward times were recorded.
+    slowest: str | None
+    slowest_ns: int
 
     def share(self, part: str) -> float:
         """Returns how much of the cycle a part takes."""
         return self.parts_ns.get(part, 0) / max(self.cycle_ns, 1)
+
+
+def summarize_cycles(run: SampledSteps) -> CycleSummary | None:
+    """Returns the mean of the cycles, of 20 without the longest; None if there are none."""
+    cycles = read_cycles(run)
+    count = len(cycles.step)
+    if not count:
+        return None
+    kept = np.argsort(cycles.length_ns - cycles.parts_ns[MEASURING], kind="stable")
+    kept = kept[: count - count // _LEAVE_OUT_ONE_OF]
+    means = {part: int(times[kept].sum()) // len(kept) for part, times in cycles.parts_ns.items()}
+    measuring_ns = means.pop(MEASURING)
+    slowest, slowest_ns = _find_slowest(run)
+    return CycleSummary(
+        cycles=len(kept),
+        measuring_ns=measuring_ns,
+        cycle_ns=sum(means.values()),
+        parts_ns={part: time_ns for part, time_ns in means.items() if time_ns},
+        slowest=slowest,
+        slowest_ns=slowest_ns,
+    )
+
+
+def _find_slowest(run: SampledSteps) -> tuple[str | None, int]:
+    """Returns the path of the module with the most time of its own in the sampled steps, and that time in a step."""
+    names = ["call_id", "module_id", "parent_call_id", "start_ns", "end_ns", "overhead_ns"]
+    steps = _limit(run)
+    table = run.find("calls", names, step=steps)
+    call, module, parent, start_ns, end_ns, overhead_ns = (column_of(table, name) for name in names)
+    own_ns = np.where(end_ns >= 0, end_ns - start_ns - np.maximum(overhead_ns, 0), 0).astype(np.int64)
+    above, took_ns = find_rows(call, parent), own_ns.copy()
+    np.subtract.at(own_ns, above[above >= 0], took_ns[above >= 0])
+    modules, which = np.unique(module, return_inverse=True)
+    sums = np.zeros(len(modules), np.int64)
+    np.add.at(sums, which.reshape(-1), np.maximum(own_ns, 0))
+    sums[modules < 0] = 0  # an optimizer
+    if not sums.any():
+        return None, 0
+    slowest = int(sums.argmax())
+    named = read_modules(run.data).get(int(modules[slowest]))
+    path = None if named is None else named.path or named.name or named.type
+    return path, int(sums[slowest]) // len(steps)
 
 
 class _Intervals(NamedTuple):
@@ -95,39 +127,46 @@ def read_cycles(run: SampledSteps) -> Cycles:
 
     They are empty in a recording of a version that recorded no intervals.
     """
-    step, start_ns, end_ns = _find_cycles(run)
-    found = _join(_read_calls(run), _read_intervals(run), _read_collectives(run), _read_copies(run))
-    of_loop = found.where(found.thread == _find_thread(found))
-    cycle = find_rows(step, of_loop.step)
-    parts = {part: np.zeros(len(step), np.int64) for part in PARTS}
-    steps = run.rows("steps", step)
-    row = find_rows(column_of(steps, "step"), step)
-    worked_ns, overhead_ns = (take(column_of(steps, name), row) for name in ("end_ns", "overhead_ns"))
-    for number, (begin, end) in enumerate(zip(start_ns.tolist(), end_ns.tolist(), strict=True)):
-        times = _divide(
-            of_loop.where(cycle == number), begin, end, int(worked_ns[number]), int(overhead_ns[number])
-        )
-        for part, time_ns in zip(PARTS, times.tolist(), strict=True):
-            parts[part][number] = time_ns
-    return Cycles(step=step, start_ns=start_ns, end_ns=end_ns, parts_ns=parts)
-
-
-def _find_cycles(run: SampledSteps) -> tuple[Column, Column, Column]:
-    """Returns the step, the start and the end of each cycle whose end is known."""
-    nowhere = np.empty(0, np.int64)
-    if not run.data.table("intervals").num_rows:
-        return nowhere, nowhere, nowhere
     number, start_ns, end_ns, next_ns = (
         column_of(run.steps, name).astype(np.int64)
         for name in ("step", "start_ns", "end_ns", "next_start_ns")
     )
     # A step begins where the rows of the step before have been written, which is a part of the cycle before.
-    following = take(start_ns, find_rows(number, number + 1))
-    reached = np.maximum(next_ns, following)
+    reached = np.maximum(next_ns, take(start_ns, find_rows(number, number + 1)))
     # An evaluation may run inside of a training step.
     stop_ns = np.where(reached >= 0, np.maximum(reached, end_ns), -1)
-    kept = np.isin(number, run.numbers) & (stop_ns > start_ns)
-    return number[kept], start_ns[kept], stop_ns[kept]
+    return _divide_all(run, np.isin(number, _limit(run)) & (stop_ns > start_ns), stop_ns)
+
+
+def _limit(run: SampledSteps) -> Column:
+    """Returns the sampled steps, of a large model the newest of them."""
+    return run.limit(run.numbers, "calls", "ops")
+
+
+def find_own_times(run: SampledSteps, steps: Column) -> Column | None:
+    """Returns the time of each step's optimizers without what closures run in them; None if it is not known."""
+    is_wanted = np.isin(column_of(run.steps, "step"), steps)
+    found = _divide_all(run, is_wanted, column_of(run.steps, "end_ns"))
+    return found.parts_ns[OPTIMIZER] if np.array_equal(found.step, steps) else None
+
+
+def _divide_all(run: SampledSteps, is_wanted: Column, stop_ns: Column) -> Cycles:
+    """Returns some of the steps, each from its start up to `stop_ns`."""
+    wanted = np.flatnonzero(is_wanted & bool(run.data.table("intervals").num_rows))
+    step, start_ns, worked_ns, overhead_ns = (
+        column_of(run.steps, name)[wanted].astype(np.int64)
+        for name in ("step", "start_ns", "end_ns", "overhead_ns")
+    )
+    found = _join(
+        *(read(run, step) for read in (_read_calls, _read_intervals, _read_collectives, _read_copies))
+    )
+    found = found.where(found.thread == _find_thread(found))
+    end_ns, cycle = stop_ns[wanted], find_rows(step, found.step)
+    times = [np.zeros((0, len(PARTS)), np.int64)]
+    for number, facts in enumerate(zip(start_ns, end_ns, worked_ns, overhead_ns, strict=True)):
+        times.append(_divide(found.where(cycle == number), *map(int, facts))[None])
+    parts = np.concatenate(times).T
+    return Cycles(step=step, start_ns=start_ns, end_ns=end_ns, parts_ns=dict(zip(PARTS, parts, strict=True)))
 
 
 def _divide(found: _Intervals, begin: int, end: int, worked_ns: int, overhead_ns: int) -> Column:
@@ -173,33 +212,33 @@ def _find_thread(found: _Intervals) -> int:
     return int(threads[counts.argmax()]) if len(threads) else 0
 
 
-def _read_calls(run: SampledSteps) -> _Intervals:
+def _read_calls(run: SampledSteps, steps: Column) -> _Intervals:
     """Returns the outermost calls of each phase; what runs backward is in `intervals`."""
-    calls = run.find("calls", [*_COLUMNS, "phase", "parent_call_id"], step=run.numbers)
+    calls = run.find("calls", [*_COLUMNS, "phase", "parent_call_id"], step=steps)
     parts = np.array([PARTS.index(phase) if phase in _PHASES else -1 for phase in PHASES] + [-1], np.int64)
     part = parts[phase_codes(calls["phase"])]
     return _to_intervals(calls, part, (column_of(calls, "parent_call_id") < 0) & (part >= 0))
 
 
-def _read_intervals(run: SampledSteps) -> _Intervals:
-    table = run.find("intervals", [*_COLUMNS, "kind"], step=run.numbers)
+def _read_intervals(run: SampledSteps, steps: Column) -> _Intervals:
+    table = run.find("intervals", [*_COLUMNS, "kind"], step=steps)
     code, kinds = dictionary_codes(table["kind"])
     part = np.array([PARTS.index(_KINDS.get(kind, REST)) for kind in kinds] + [-1], np.int64)[code]
     return _to_intervals(table, part, part >= 0)
 
 
-def _read_collectives(run: SampledSteps) -> _Intervals:
+def _read_collectives(run: SampledSteps, steps: Column) -> _Intervals:
     """Returns when the program waited for collectives: up to when these were complete."""
-    table = run.find("collectives", [*_COLUMNS[:4], "wait_ns"], step=run.numbers)
+    table = run.find("collectives", [*_COLUMNS[:4], "wait_ns"], step=steps)
     wait_ns, part = column_of(table, "wait_ns"), np.full(len(table), PARTS.index(COLLECTIVE))
     is_wait = (wait_ns > 0) & (column_of(table, "thread") >= 0)
     found = _to_intervals(table, part, is_wait)
     return found._replace(start_ns=found.end_ns - wait_ns[is_wait & (column_of(table, "end_ns") >= 0)])
 
 
-def _read_copies(run: SampledSteps) -> _Intervals:
+def _read_copies(run: SampledSteps, steps: Column) -> _Intervals:
     """Returns the ops that copy from the CPU to a device, if ops were recorded."""
-    ops = run.find("ops", [*_COLUMNS[:4], "op_id", "name"], step=run.numbers)
+    ops = run.find("ops", [*_COLUMNS[:4], "op_id", "name"], step=steps)
     code, names = dictionary_codes(ops["name"])
     is_copy = np.array([*(bare_name(name) in _COPIES for name in names), False], bool)[code]
     ops = ops.filter(from_numpy(is_copy))
