@@ -5,12 +5,14 @@ from .dead_units import DEAD_UNITS
 from .failed_call import FAILED
 from .gradient_depth import GRADIENTS_OVER_DEPTH
 from .graph_over_steps import GRAPH_OVER_STEPS
+from .input_bound import INPUT_BOUND
 from .loss_spike import LOSS_SPIKE
 from .memory_growth import MEMORY_GROWTH
 from .modes import MODES
 from .no_gradient import NO_GRADIENT
 from .nonfinite_values import NONFINITE
 from .not_in_optimizer import NOT_IN_OPTIMIZER
+from .recompiled import RECOMPILED
 from .rounded_updates import ROUNDED_UPDATES
 from .scaler_skips import GRAD_SCALER
 from .uncleared_gradients import UNCLEARED_GRADIENTS
@@ -25,6 +27,8 @@ CHECKS: tuple[RunCheck, ...] = (
     UNCLEARED_GRADIENTS,
     GRAPH_OVER_STEPS,
     MEMORY_GROWTH,
+    INPUT_BOUND,
+    RECOMPILED,
     GRAD_SCALER,
     MODES,
     ZERO_GRADIENTS,
