@@ -11,6 +11,7 @@ from golden import assert_golden
 from modtrace.analysis.modules.module_tree import ModuleNode, ModuleTree
 from modtrace.analysis.modules.value_summary import NonFiniteCount, SlotValues, ValueSummary
 from modtrace.analysis.tables.chosen_step import ShownStep
+from modtrace.analysis.tables.cycles import CycleSummary
 from modtrace.analysis.tables.times import NO_CALLS, PhaseTimes
 from modtrace.recording.statistics.moments import Stats
 from modtrace.views.text.show_module_tree import SORT_KEYS, SortKey, render_module_tree
@@ -288,6 +289,34 @@ def test_nan_in_any_step_is_said_in_front_with_what_tells_more(
     root = node("GPT", "GPT", times(1, 5), path="")
     text = render_module_tree(replace(tree(root), nonfinite_steps=steps), run=run)
     assert [each for each in text.splitlines()[2:] if each][1 if not steps else 0].startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("parts_ms", "line"),
+    [
+        ({"data": 41, "forward": 8, "backward": 15}, "of 64.0ms (48 steps): data 64%, backward 23%, forward 12%"),
+        ({"forward": 999, "rest": 1}, "of 1.00s (48 steps): forward 100%"),
+        (
+            {
+                "data": 10, "copy": 5, "forward": 20, "backward": 25, "recompute": 15, "optimizer": 6,
+                "collectives": 9, "between steps": 4, "rest": 6,
+            },
+            "of 100ms (48 steps): backward 25%, forward 20%, recompute 15%, rest 40%",
+        ),
+    ],
+)  # fmt: skip
+def test_where_a_cycle_goes_is_said_in_front_as_far_as_it_fits(parts_ms: dict[str, int], line: str) -> None:
+    parts_ns = {part: 1_000_000 * time_ms for part, time_ms in parts_ms.items()}
+    cycles = CycleSummary(
+        cycles=48,
+        cycle_ns=sum(parts_ns.values()),
+        measuring_ns=0,
+        parts_ns=parts_ns,
+        slowest=None,
+        slowest_ns=0,
+    )
+    assert render_module_tree(tree(cycles=cycles)).splitlines()[2] == line
+    assert len(line) <= 80
 
 
 def test_columns_that_are_left_out_are_named_and_not_explained() -> None:

@@ -27,8 +27,13 @@ def test_tree_is_nested_json_with_times_in_nanoseconds() -> None:
     build.step(3, 0, 1000)
     build.call(head, 100, 200, parent=build.call(net, 0, 500))
     build.optimizer(600, 700)
+    build.interval("backward", 500, 600)
+    build.interval("data", 1000, 2000)
+    build.step(4, 2000, 2100)
+    build.call(net, 2000, 2090)
+    build.optimizer(2090, 2100)
 
-    found = json.loads(render_module_tree_json(build_module_tree(build.data())))
+    found = json.loads(render_module_tree_json(build_module_tree(build.data(), step=3)))
 
     outer = NONE | {"calls": 1, "total_ns": 500, "self_ns": 400, "share": 0.5}
     inner = NONE | {"calls": 1, "total_ns": 100, "self_ns": 100, "share": 0.1}
@@ -52,8 +57,8 @@ def test_tree_is_nested_json_with_times_in_nanoseconds() -> None:
             "end_ns": 1000,
             "overhead_ns": 0,
             "first": 3,
-            "last": 3,
-            "count": 1,
+            "last": 4,
+            "count": 2,
             "partial": 0,
             "sample": None,
         },
@@ -64,6 +69,14 @@ def test_tree_is_nested_json_with_times_in_nanoseconds() -> None:
         "outside_ns": 400,
         "outside_share": 0.4,
         "outliers": [],
+        "cycles": {
+            "cycles": 1,
+            "cycle_ns": 2000,
+            "measuring_ns": 0,
+            "parts_ns": {"data": 1000, "forward": 500, "backward": 100, "optimizer": 100, "rest": 300},
+            "slowest": "Net",
+            "slowest_ns": 245,
+        },
         "backward_recorded": False,
         "ops_recorded": False,
         "device_times": False,

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -15,6 +15,7 @@ from ..compile.compilations import Compilations, read_compilations
 from ..tables.calls import read_calls
 from ..tables.chosen_step import ChosenSteps, ShownStep
 from ..tables.columns import Column, Rows, phase_codes
+from ..tables.cycles import CycleSummary, find_own_times, summarize_cycles
 from ..tables.device_times import has_device_times, on_device, steps_on_device
 from ..tables.placement import (
     NO_PLACE_NAMES,
@@ -26,7 +27,8 @@ from ..tables.placement import (
     label_places,
     name_roots,
 )
-from ..tables.quartiles import Outlier, find_median, find_median_share, find_outliers
+from ..tables.quartiles import Outlier, find_median, find_median_share, find_outliers, find_quartiles
+from ..tables.sampled_steps import sample_steps
 from ..tables.shown_steps import choose_steps
 from ..tables.times import NO_CALLS, CallTimes, PhaseTimes
 from .value_summary import ValueSummary
@@ -82,7 +84,7 @@ class ModuleTree(ByPhase[PhaseTimes]):
     forward: PhaseTimes  # forward calls of the step that are in no other forward call
     backward: PhaseTimes
     recompute: PhaseTimes
-    optimizer: PhaseTimes
+    optimizer: PhaseTimes  # its own time is without what a closure runs
     outside_ns: int | None  # the part of the step in which no call ran; None: not known
     outside_share: float | None = None
     outliers: tuple[Outlier, ...] = ()  # steps that took at least twice the median
@@ -95,6 +97,8 @@ class ModuleTree(ByPhase[PhaseTimes]):
     notes: tuple[Note, ...] = ()  # why steps were written or not
     nonfinite_steps: tuple[int, ...] = ()  # the steps of the recording with NaN or infinite values
     compilations: Compilations | None = None  # what torch.compile did in all steps; None for nothing
+    #: Where training steps spend the time from one start to the next; None if it is not known.
+    cycles: CycleSummary | None = None
 
 
 def build_module_tree(data: RecordingData, *, step: int | None = None, steps: Any = None) -> ModuleTree:
@@ -120,6 +124,10 @@ def build_module_tree(data: RecordingData, *, step: int | None = None, steps: An
     on_clock = steps_on_device(chosen, calls)
     times = CallTimes(on_device(calls), on_clock)
     of_phases = {phase: times.of_phase(phase) for phase in PHASES}
+    run = sample_steps(data)
+    if of_phases[OPTIMIZER].calls and not is_of_device:
+        own_ns = find_own_times(run, chosen.numbers)
+        of_phases[OPTIMIZER] = _with_own_times(of_phases[OPTIMIZER], own_ns)
     outside_ns = times.outside_ns()
     roots = _assemble(placer.places, times, summarize_values(values, calls))
     return ModuleTree(
@@ -140,6 +148,23 @@ def build_module_tree(data: RecordingData, *, step: int | None = None, steps: An
         lacks_device_times=bool(options.get("device_times")) and not is_of_device,
         nonfinite_steps=tuple(nonfinite_steps(data.table("values"), data.table("sites"))),
         compilations=read_compilations(data, placer.modules),
+        cycles=summarize_cycles(run),
+    )
+
+
+def _with_own_times(times: PhaseTimes, own_ns: Column | None) -> PhaseTimes:
+    """Returns the times of optimizers with other own times, those of each step; None: they are not known."""
+    if own_ns is None:
+        return times
+    if times.over_steps is None:
+        return replace(times, self_ns=int(own_ns[0]))
+    has_calls = times.over_steps.times.has_calls
+    [quartiles] = find_quartiles(own_ns[None], has_calls[None])
+    of_steps = replace(times.over_steps.times, self_ns=own_ns)
+    return replace(
+        times,
+        self_ns=quartiles.median,
+        over_steps=replace(times.over_steps, self_ns=quartiles, times=of_steps),
     )
 
 

@@ -25,6 +25,7 @@ def describe_head(
     marks: Sequence[str],
     *,
     missing: str = "",
+    cycle: str | None = None,
     outliers: Sequence[Outlier] = (),
     took: str = "took {} the median",
 ) -> list[Text]:
@@ -35,6 +36,7 @@ def describe_head(
         step: the step that is shown, or the last of several.
         marks: the marks of the recording.
         missing: a remark to append if there is a step.
+        cycle: where the time from one step's start to the next goes.
         outliers: the steps that differ most from the median, the largest first.
         took: what they differ in, as a clause in which {} stands for `3.0 x`.
     """
@@ -42,6 +44,7 @@ def describe_head(
     return [
         *lines,
         Text(_describe_step(step, missing)),
+        *([] if cycle is None else [Text(cycle)]),
         *(Text(line, "yellow") for line in _describe_outliers(outliers, took)),
         *(Text(f"! {mark}", "yellow") for mark in marks),
     ]

@@ -12,8 +12,10 @@ from ...analysis.modules.module_tree import MODULE_PHASES, ModuleNode, ModuleTre
 from ...analysis.modules.type_table import TypeTimes, build_type_table
 from ...analysis.modules.value_summary import SlotValues
 from ...analysis.tables.chosen_step import ShownStep
+from ...analysis.tables.cycles import REST, CycleSummary
 from ...analysis.tables.times import PhaseTimes, find_quartile_ranges
 from ...recording.phase import FORWARD
+from ...recording.suggestions import count_of
 from ..common.columns import (
     Color,
     Column,
@@ -45,6 +47,9 @@ OPS_NOTE = "times contain the recording of each op: without --ops (ops=True) the
 
 #: A text for columns of both phases: a checkpointed block is recomputed when its backward first needs a tensor.
 RECOMPUTE_NOTE = "backward times include the recompute that ran inside them"
+
+#: A part of a step's time is named from this share on, as far as the line has room.
+_LEAST_SHARE, _LINE = 0.005, 80
 
 #: Columns that are left out in this order if the width is too small.
 _DISPENSABLE = (
@@ -119,11 +124,28 @@ def _fit(columns: Sequence[Column], width: int | None) -> FittedColumns:
 def _headline(tree: ModuleTree, run: str | None) -> list[Text]:
     outside = " outside of compiled functions" if tree.compilations is not None else ""
     missing = "" if tree.roots else f"no module was called{outside}"
+    cycle = None if tree.cycles is None else _describe_cycles(tree.cycles)
     return [
-        *describe_head(tree.command, tree.step, tree.marks, missing=missing, outliers=tree.outliers),
+        *describe_head(
+            tree.command, tree.step, tree.marks, missing=missing, cycle=cycle, outliers=tree.outliers
+        ),
         *_describe_nonfinite_steps(tree, run),
         *describe_notes(tree.notes),
     ]
+
+
+def _describe_cycles(cycles: CycleSummary) -> str:
+    """Returns where a training step goes, up to the start of the next one: most first, what does not fit as `rest`."""
+    head = f"of {format_time(cycles.cycle_ns)} ({count_of(cycles.cycles, 'step')}): "
+    parts = sorted(cycles.parts_ns, key=cycles.share, reverse=True)
+    named = [part for part in parts if part != REST and cycles.share(part) >= _LEAST_SHARE]
+    texts = [f"{part} {100 * cycles.share(part):.0f}%" for part in named]
+    while True:
+        left = 1 - sum(map(cycles.share, named[: len(texts)]))
+        line = head + ", ".join([*texts, *([f"{REST} {100 * left:.0f}%"] if left >= _LEAST_SHARE else [])])
+        if len(line) <= _LINE or len(texts) < 2:
+            return line
+        texts.pop()
 
 
 def _describe_nonfinite_steps(tree: ModuleTree, run: str | None) -> Iterator[Text]:
@@ -331,7 +353,11 @@ def _rest(tree: ModuleTree, tables: Sequence[FittedColumns]) -> list[Text]:
     titles = {title for table in tables for title in table.titles}
     lines = [] if tree.compilations is None else list(describe_rest(tree.compilations))
     if tree.optimizer.calls:
-        lines.append(_describe_rest("optimizer", tree.optimizer.total_ns, tree.optimizer.share))
+        share = tree.optimizer.share
+        own = tree.optimizer.self_ns / max(tree.optimizer.total_ns, 1)
+        lines.append(
+            _describe_rest("optimizer", tree.optimizer.self_ns, None if share is None else share * own)
+        )
     if tree.outside_ns is not None:
         lines.append(_describe_rest("outside of modules", tree.outside_ns, tree.outside_share))
     if {_title("recompute", tree), _title("backward", tree)} <= titles:
