@@ -126,12 +126,21 @@ def test_parameters_in_no_optimizer_are_found_if_they_get_gradients() -> None:
     assert "2 parameters get gradients" in found.text
 
 
-def test_frozen_parameters_in_an_optimizer_are_a_note() -> None:
+@pytest.mark.parametrize("is_held", [False, True])
+def test_frozen_parameters_are_a_note_and_a_warning_where_only_norms_train(is_held: bool) -> None:
     model = Stack(FAMILIES["attention"])
     model.blocks[1].requires_grad_(False)
-    [found] = _find(model)
-    assert (found.severity, found.path) == ("note", "blocks.1.qkv")
-    assert "AdamW holds 4 frozen of 15 parameters" in found.text
+    held = [one for one in model.parameters() if is_held or one.requires_grad]
+    found = _find(model, parameters=held)
+    assert len(found) == is_held
+    for note in found:
+        assert (note.severity, note.path) == ("note", "blocks.1.qkv")
+        assert "4 parameters are frozen, 25.6% of all elements: blocks.1.qkv.weight" in note.text
+    model.requires_grad_(False)
+    model.blocks.insert(0, nn.LayerNorm(16))
+    [warning] = _find(model, parameters=[one for one in model.parameters() if is_held or one.requires_grad])
+    assert warning.severity == "warning"
+    assert "only LayerNorm trains" in warning.text
 
 
 def test_what_was_not_recorded_is_not_checked() -> None:

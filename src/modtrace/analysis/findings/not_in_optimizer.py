@@ -1,9 +1,9 @@
 """Finds parameters that get gradients and that no optimizer updates."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ...recording.suggestions import count_of, first_few
-from ..tables.parameter_facts import read_parameters
+from ..tables.parameter_facts import Parameter, read_parameters
 from ..tables.sampled_steps import SampledSteps
 from .check import check
 from .finding import CannotCheck, Finding
@@ -28,15 +28,32 @@ def NOT_IN_OPTIMIZER(run: SampledSteps) -> Iterator[Finding]:
             path=left_out[0].module.path,
             parameter=left_out[0].slot,
         )
-    frozen = [parameter for parameter in known if parameter.optimizer and not parameter.requires_grad]
-    held = [parameter for parameter in known if parameter.optimizer]
-    if frozen:
-        names = first_few([parameter.name for parameter in frozen], 3)
-        yield Finding(
-            severity="note",
-            text=f"{frozen[0].optimizer} holds {len(frozen)} frozen of {len(held)} parameters: {names}",
-            remedy="requires_grad_(True) before training, if they were to train; else leave them out",
-            rests_on=name_steps_of(run),
-            path=frozen[0].module.path,
-            parameter=frozen[0].slot,
-        )
+    yield from _find_frozen(run, known)
+
+
+def _find_frozen(run: SampledSteps, known: Sequence[Parameter]) -> Iterator[Finding]:
+    """Yields a finding on frozen parameters that an optimizer holds, or beside which only norms train."""
+    trained = [one for one in known if one.optimizer and one.requires_grad]
+    roots = {one.module.root_id for one in trained}
+    frozen = [one for one in known if not one.requires_grad and one.module.root_id in roots]
+    if not frozen or not trained:
+        return
+    share = sum(one.numel for one in frozen) / max(sum(one.numel for one in frozen + trained), 1)
+    of_types = sorted({one.module.type for one in trained})
+    is_norms = all("Norm" in one for one in of_types)
+    if not is_norms and not any(one.optimizer for one in frozen):
+        return  # as meant: the optimizer was not given them
+    yield Finding(
+        severity="warning" if is_norms else "note",
+        text=f"{len(frozen)} parameters are frozen, {share:.1%} of all elements"
+        + (
+            f"; only {' and '.join(of_types)} trains"
+            if is_norms
+            else f": {first_few([one.name for one in frozen], 2)}"
+        ),
+        remedy="requires_grad_(True) before the optimizer is made, if they were to train",
+        evidence=(f"those that train: {first_few([one.name for one in trained], 4)}",),
+        rests_on=name_steps_of(run),
+        path=frozen[0].module.path,
+        parameter=frozen[0].slot,
+    )

@@ -1,4 +1,4 @@
-"""Finds parameters of low precision that updates leave as they are."""
+"""Finds parameters that updates leave as they are: of low precision, and others."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from ...recording.role import PARAMETER, PARAMETER_GRAD
 from ...recording.suggestions import count_of, first_few
-from ..tables.columns import Bools, find_rows
+from ..tables.columns import Bools, Rows, find_rows
 from ..tables.parameter_facts import read_parameters
 from ..tables.sampled_steps import SampledSteps
 from ..tables.step_series import StepSeries, arrange_series
@@ -20,9 +20,11 @@ _SHOWN = 4
 _PRECISION = {"bfloat16": "1/256", "float16": "1/2048"}
 
 
-@check("rounded-updates", about="weights in bfloat16 or float16 too coarse for their updates", needs="values")
+@check(
+    "rounded-updates", about="weights that stay the same, though their gradients are not 0", needs="values"
+)
 def ROUNDED_UPDATES(run: SampledSteps, steps: int = 5) -> Iterator[Finding]:
-    """Finds parameters in bfloat16 or float16 that stay the same over all steps, although their gradient is not 0.
+    """Finds parameters that stay the same over all steps, although their gradient is not 0.
 
     A parameter stays the same if its minimum, its maximum, its sum and its sum of squares do. `steps` is the smallest
     number of steps that count.
@@ -34,8 +36,6 @@ def ROUNDED_UPDATES(run: SampledSteps, steps: int = 5) -> Iterator[Finding]:
             "no parameters were recorded, or no gradients of theirs", "--values stats (values='stats')"
         )
     is_low = np.array([dtype in _PRECISION for dtype in parameters.dtypes])
-    if not is_low.any():
-        return
     measured = parameters.is_measured.sum(axis=1)
     if measured.max() < steps:
         raise CannotCheck(
@@ -43,7 +43,9 @@ def ROUNDED_UPDATES(run: SampledSteps, steps: int = 5) -> Iterator[Finding]:
         )
     is_same = _are_same(parameters)
     has_gradient = _have_gradient(run, parameters, gradients)
-    stuck = np.flatnonzero(is_low & is_same & has_gradient & (measured >= steps))
+    is_stuck = is_same & has_gradient & (measured >= steps)
+    yield from _find_unchanged(run, parameters, np.flatnonzero(is_stuck & ~is_low), measured)
+    stuck = np.flatnonzero(is_stuck & is_low)
     if not len(stuck):
         return
     names = [place_of_site(run, int(site)).name for site in parameters.site_id[stuck].tolist()]
@@ -68,6 +70,26 @@ def ROUNDED_UPDATES(run: SampledSteps, steps: int = 5) -> Iterator[Finding]:
         rests_on=f"{count_of(count, 'training step')} up to {parameters.steps[-1]}",
         step=int(parameters.steps[0]),
         **first.fields(),
+    )
+
+
+def _find_unchanged(
+    run: SampledSteps, parameters: StepSeries, stuck: Rows, measured: Rows
+) -> Iterator[Finding]:
+    """Yields a finding on parameters of full precision that stay the same: nothing updates them, or by 0."""
+    if not len(stuck):
+        return
+    names = [place_of_site(run, int(site)).name for site in parameters.site_id[stuck].tolist()]
+    count = int(measured[stuck].max())
+    what = f"{names[0]} does" if len(stuck) == 1 else f"{len(stuck)} parameters do"
+    yield Finding(
+        severity="warning",
+        text=f"{what} not change in {count_of(count, 'step')}, though the optimizer steps and gradients are not 0",
+        remedy="look at the learning rate of their group (0?), and whether the optimizer runs compiled",
+        evidence=(first_few(names, _SHOWN),),
+        rests_on=f"{count_of(count, 'training step')} up to {parameters.steps[-1]}",
+        step=int(parameters.steps[0]),
+        **place_of_site(run, int(parameters.site_id[stuck[0]])).fields(),
     )
 
 
