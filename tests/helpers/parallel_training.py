@@ -51,7 +51,9 @@ class Run(NamedTuple):
 
     kind: str = "single"  # single, ddp, fsdp1, fsdp2, hsdp, tp, fsdp2 x tp
     fault: str = ""
-    """Of rank 1: weights, gradient, inf. Of all: eps, unreduced, evaluates (the same batches; rank 0 one more)."""
+    """Of rank 1: weights, gradient, inf, lost (a gradient that did not arrive), unclipped (norms are left out of the
+    clipping). Of all: eps, unreduced, evaluates (the same batches; rank 0 one more), moved (to other parameters behind
+    DDP's back), unwrapped (called without DDP)."""
     ops: bool = False
 
 
@@ -65,6 +67,10 @@ def train(run: Run, to: str, rank: int = 0, world: int = 1) -> None:
     if run.fault == "weights" and rank == 1:
         with torch.no_grad():
             model.blocks[1].up.weight[3, 2] += 1e-3
+    if run.fault == "moved":
+        for module in [*model.modules()]:
+            for name, parameter in [*module.named_parameters(recurse=False)]:
+                setattr(module, name, nn.Parameter(parameter.detach().clone()))
     optimizer = torch.optim.AdamW(trained.parameters(), lr=1e-2)
     numbers = torch.Generator().manual_seed(1)
     inputs, targets = (torch.randn(STEPS, BATCH, width, generator=numbers) for width in (WIDTH, OUTPUTS))
@@ -81,9 +87,15 @@ def train(run: Run, to: str, rank: int = 0, world: int = 1) -> None:
                 given[0, 0] = float("inf")
             optimizer.zero_grad()
             with trained.no_sync() if run.fault == "unreduced" and step == 1 else nullcontext():
-                trained(given, targets[step][mine])["loss"].backward()
+                called = model if run.fault == "unwrapped" and step == 1 else trained
+                called(given, targets[step][mine])["loss"].backward()
             if run.fault == "gradient" and rank == 1 and step == 1:
                 model.blocks[0].down.weight.grad.mul_(1.01)
+            if run.fault == "lost" and rank == 1 and step == 1:
+                model.blocks[0].down.weight.grad.zero_()
+            if run.fault == "unclipped":
+                names = [name for name, _ in model.named_parameters() if rank == 0 or "norm" not in name]
+                nn.utils.clip_grad_norm_([model.get_parameter(name) for name in names], 1e-3)
             optimizer.step()
             if run.fault == "evaluates":
                 with torch.no_grad():

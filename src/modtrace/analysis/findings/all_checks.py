@@ -2,6 +2,7 @@
 
 from .check import RunCheck
 from .dead_units import DEAD_UNITS
+from .dropout_in_eval import DROPOUT_IN_EVAL
 from .failed_call import FAILED
 from .gradient_depth import GRADIENTS_OVER_DEPTH
 from .graph_over_steps import GRAPH_OVER_STEPS
@@ -31,6 +32,7 @@ CHECKS: tuple[RunCheck, ...] = (
     RECOMPILED,
     GRAD_SCALER,
     MODES,
+    DROPOUT_IN_EVAL,
     ZERO_GRADIENTS,
     DEAD_UNITS,
     ROUNDED_UPDATES,
