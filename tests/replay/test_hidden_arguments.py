@@ -51,6 +51,7 @@ HIDING = {
         lambda x: (x + 0).index_put_((torch.tensor([0, 2]),), torch.tensor(0.0), accumulate=True),
         lambda x: torch.full((3, 4), NAN)[torch.tensor([0, 2])],
         lambda x: torch.zeros(9, dtype=torch.int64).gather(0, INTEGERS),
+        lambda x: torch.ones(3, 4).index_select(1, torch.tensor([1, 2])),
         lambda x: torch.full((3, 4), INF).scatter_reduce(0, torch.tensor([[0, 1, 2, 1]]), x, "amax"),
     ],
     "a limit of the dtype": [
@@ -122,6 +123,18 @@ def test_what_other_arguments_hide_is_exempt(seeded, by):
     with torch.no_grad():
         for function in HIDING[by]:
             assert prove([function], torch.randn(3, 4)).exempt[HIDDEN] >= 1
+
+
+@pytest.mark.parametrize("value", [16, True])
+def test_index_over_equal_values_is_exempt_whatever_is_drawn(seeded, value):
+    """Values that are drawn may be equal where the index leads, so any two places get different ones once."""
+
+    def select_ends(size):
+        return lambda x: torch.full((size,), value).index_select(0, torch.tensor([0, size - 1]))
+
+    sizes = [*range(2, 40), 1_000, 100_000]
+    with torch.no_grad():
+        assert prove([*map(select_ends, sizes)], torch.randn(1)).exempt[HIDDEN] == len(sizes)
 
 
 @pytest.mark.parametrize("by", HIDING_IN_BACKWARD)

@@ -17,8 +17,8 @@ from .replayer import moved
 #: Magnitudes of the values that replace real numbers.
 _SCALES = (1.0, 100.0, 1e-3)
 
-#: The number of times that all other arguments are changed at once.
-_OTHER_CONTENTS = 8
+#: The number of times at most that all other arguments are changed at once.
+_OTHER_CONTENTS = 32
 
 
 def perturbed(kept: KeptOp, at: int, inputs: Sequence[torch.Tensor], seed: int) -> Iterator[torch.Tensor]:
@@ -104,7 +104,7 @@ def _changes(
     is_index: bool,
 ) -> Iterator[_Change]:
     if tensor.dtype is torch.bool:
-        yield from _of_truths(generator)
+        yield from _of_truths(tensor, generator)
     elif tensor.dtype.is_floating_point or tensor.dtype.is_complex:
         yield from _of_reals(tensor, generator)
         yield from map(_constant, _compared_with(kept, others))
@@ -117,9 +117,10 @@ def _changes(
         yield from (_constant(value) for value in values if _least(limits) <= value <= limits.max)
 
 
-def _of_truths(generator: torch.Generator) -> Iterator[_Change]:
+def _of_truths(tensor: torch.Tensor, generator: torch.Generator) -> Iterator[_Change]:
     yield lambda flat: ~flat
     yield from map(_constant, (1, 0))
+    yield from _digits(tensor, 0, 2)
     for _ in range(5):
         yield lambda flat: _random(flat, generator) > 0.5
 
@@ -143,9 +144,18 @@ def _of_integers(tensor: torch.Tensor, generator: torch.Generator) -> Iterator[_
     low, high = max(int(known.min()) - 1, _least(limits)), min(int(known.max()) + 1, limits.max)
     yield lambda flat: torch.where(flat < high, flat + 1, torch.full_like(flat, low))
     yield from map(_constant, dict.fromkeys((high, low, 0)))
+    yield from _digits(tensor, low, high - low + 1)
     for _ in range(3):
         yield lambda flat: (low + _random(flat, generator) * (high - low + 1)).floor().clamp(low, high)
     yield lambda flat: flat.flip(0)
+
+
+def _digits(tensor: torch.Tensor, low: int, base: int) -> Iterator[_Change]:
+    """Yields the digits of the places of elements, from `low` on. Any two places differ in a digit."""
+    place = 1
+    while place < _length(tensor):
+        yield lambda flat, place=place: low + torch.arange(len(flat), device=flat.device) // place % base  # type: ignore[misc]
+        place *= base
 
 
 def _of_indices(tensor: torch.Tensor, generator: torch.Generator) -> Iterator[_Change]:
@@ -239,6 +249,9 @@ def _whole(tensor: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tensor:
 
 def _span(tensor: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tensor:
     """Returns the part of the storage that the tensor covers, as a vector."""
+    return tensor_in(storage, tensor.dtype, int(tensor.storage_offset()), (_length(tensor),), (1,))
+
+
+def _length(tensor: torch.Tensor) -> int:
     steps = zip(tensor.shape, tensor.stride(), strict=True)
-    length = 1 + sum((size - 1) * stride for size, stride in steps) if tensor.numel() else 0
-    return tensor_in(storage, tensor.dtype, int(tensor.storage_offset()), (length,), (1,))
+    return 1 + sum((size - 1) * stride for size, stride in steps) if tensor.numel() else 0
