@@ -176,20 +176,21 @@ def _divide(found: _Intervals, begin: int, end: int, worked_ns: int, overhead_ns
     worked = min(max(worked_ns, begin), end)
     bounds = np.unique(np.concatenate([[begin, worked, end], start, stop]))
     first, last = np.searchsorted(bounds, start), np.searchsorted(bounds, stop)
-    owner = np.full(len(bounds) - 1, -1, np.int64)
-    inside_ns = np.zeros(
-        len(start) + 1, np.int64
-    )  # what modtrace measured in the intervals inside each; the last: of none
+    owner = np.full(
+        len(bounds) - 1, -1, np.int64
+    )  # the interval of each stretch between two bounds; -1 for none
+    #: What modtrace measured in the intervals inside each; the last element is of those inside none.
+    inside_ns = np.zeros(len(start) + 1, np.int64)
     measured_ns = np.where(found.part == PARTS.index(MEASURING), 0, np.maximum(found.overhead_ns, 0))
     for row in np.lexsort((-stop, start, covering)).tolist():
         if first[row] < last[row]:
             inside_ns[owner[first[row]]] += measured_ns[row]
             owner[first[row] : last[row]] = row
+    owner[_find_losses(np.append(found.part, -1)[owner], owner)] = -1
     lengths = np.diff(bounds)
     own_ns = np.zeros(len(start) + 1, np.int64)
     np.add.at(own_ns, owner, lengths)
-    of_none = owner < 0
-    between_ns = int(lengths[of_none & (bounds[:-1] >= worked)].sum())
+    between_ns = int(lengths[(owner < 0) & (bounds[:-1] >= worked)].sum())
     times = np.zeros(len(PARTS), np.int64)
     own_measured = np.clip(measured_ns - inside_ns[:-1], 0, own_ns[:-1])
     np.add.at(times, found.part, own_ns[:-1] - own_measured)
@@ -199,6 +200,16 @@ def _divide(found: _Intervals, begin: int, end: int, worked_ns: int, overhead_ns
     times[PARTS.index(BETWEEN)] += between_ns
     times[PARTS.index(REST)] += rest_ns - of_rest
     return times
+
+
+def _find_losses(part: Column, owner: Column) -> Column:
+    """Returns the stretches in which the closure of an optimizer computes its loss: between forward and backward."""
+    runs = np.flatnonzero(np.diff(owner, prepend=owner[:1] - 1))
+    forward, optimizer, backward = map(PARTS.index, (FORWARD, OPTIMIZER, BACKWARD))
+    of_run = part[runs]
+    is_loss = np.zeros(len(runs), bool)
+    is_loss[1:-1] = (of_run[:-2] == forward) & (of_run[1:-1] == optimizer) & (of_run[2:] == backward)
+    return np.repeat(is_loss, np.diff(np.append(runs, len(owner))))
 
 
 def _join(*parts: _Intervals) -> _Intervals:
