@@ -2,6 +2,7 @@
 
 import threading
 from contextlib import nullcontext
+from itertools import pairwise
 
 import pytest
 import torch
@@ -137,3 +138,23 @@ def test_tensor_that_finds_no_memory_for_its_statistics_says_so(devices):
         model(x)  # its statistics need 32 MB
     [note] = set(rec.table("values").column("note").to_pylist())
     assert note.startswith("not measured: OutOfMemoryError: sim:0 out of memory.")
+
+
+def test_steps_know_what_tensors_take_on_devices(devices, monkeypatch):
+    monkeypatch.setattr("modtrace.collect.recorder.step_memory._MOST_TIME", 1e6)  # read at each step
+    training, kept = Training(), []
+    with modtrace.record(values=None, strict=True) as rec:
+        for _ in range(4):
+            kept.append(torch.ones(1024, device="sim:1"))
+            training.step()
+    sizes = rec.table("steps")["device_bytes"].to_pylist()
+    assert [later - earlier for earlier, later in pairwise(sizes[:-1])] == [4096, 4096]
+
+
+def test_copies_to_a_device_are_a_part_of_the_cycle(devices):
+    training = Training()
+    with modtrace.record(values=None, ops=True, strict=True) as rec:
+        for _ in range(6):
+            training.x = torch.ones(3, 4).to("sim")
+            training.step()
+    assert rec.module_tree().cycles.parts_ns["copy"] > 0
