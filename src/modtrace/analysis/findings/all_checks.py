@@ -4,6 +4,7 @@ from .check import RunCheck
 from .dead_units import DEAD_UNITS
 from .dropout_in_eval import DROPOUT_IN_EVAL
 from .failed_call import FAILED
+from .format_range import FLOAT16_RANGE
 from .gradient_depth import GRADIENTS_OVER_DEPTH
 from .graph_over_steps import GRAPH_OVER_STEPS
 from .input_bound import INPUT_BOUND
@@ -17,6 +18,8 @@ from .recompiled import RECOMPILED
 from .rounded_updates import ROUNDED_UPDATES
 from .scaler_skips import GRAD_SCALER
 from .uncleared_gradients import UNCLEARED_GRADIENTS
+from .unused_experts import UNUSED_EXPERTS
+from .update_size import UPDATE_SIZE
 from .zero_gradients import ZERO_GRADIENTS
 
 #: All checks that run by default.
@@ -37,5 +40,8 @@ CHECKS: tuple[RunCheck, ...] = (
     DEAD_UNITS,
     ROUNDED_UPDATES,
     GRADIENTS_OVER_DEPTH,
+    UNUSED_EXPERTS,
+    FLOAT16_RANGE,
+    UPDATE_SIZE,
     LOSS_SPIKE,
 )
