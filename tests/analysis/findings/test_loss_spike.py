@@ -45,8 +45,16 @@ def test_loss_far_above_its_band_is_found_with_its_step_and_numbers() -> None:
 
 @pytest.mark.parametrize(
     "losses",
-    [NOISY, [5 / (1 + step) for step in range(40)], [*NOISY[:30], 1.0, *NOISY[31:]], [2.0] * 39 + [2.1]],
-    ids=["noisy", "falling", "a step far below", "a small rise of a constant loss"],
+    [
+        NOISY,
+        [5 / (1 + step) for step in range(40)],
+        [*NOISY[:30], 1.0, *NOISY[31:]],
+        [2.0] * 39 + [2.1],
+        [math.exp(-step / 10 + 1.5 * math.sin(5 * step)) for step in range(40)],
+        [1.0] * 10 + [1e-4] * 29 + [1e-2],
+        [*NOISY[:30], math.nan, *NOISY[31:]],
+    ],
+    ids=["noisy", "falling", "far below", "a small rise", "noise by factors", "near 0", "not a number"],
 )
 def test_losses_without_a_spike_are_not_accused(losses: list[float]) -> None:
     assert check_typed(typed_losses(losses), CHECK) == ()

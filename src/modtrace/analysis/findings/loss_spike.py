@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...recording.role import GRAD_OUTPUT, OUTPUT, PARAMETER, PARAMETER_GRAD
-from ...recording.statistics.band import StepBand, judge_series
+from ...recording.statistics.band import Band, StepBand, judge_series
 from ...recording.statistics.moments import Numbers
 from ...recording.suggestions import count_of
 from ..tables.columns import Column, split_rows
@@ -29,6 +29,9 @@ _BEFORE = 5
 
 #: The number of candidates that are compared with steps like theirs.
 _TRIED = 10
+
+#: A loss below this part of the first ones hurts nobody.
+_NEGLIGIBLE = 0.02
 
 #: What rises by less is not what made a loss rise: a parameter that drifts has a narrow band.
 _ROSE = 1.05
@@ -53,9 +56,10 @@ class _Spike(NamedTuple):
 def LOSS_SPIKE(run: SampledSteps, factor: float = 6, rise: float = 0.25) -> Iterator[Finding]:
     """Finds the worst step in which a loss rose far above what it was before.
 
-    `factor` is half the width of the band in standard deviations: with 6 or 8, one of 47 healthy trainings is
-    accused, with 5 two. A loss must also rise by the part `rise` of its median, as one that hardly changes has a narrow
-    band.
+    `factor` is half the width of the band in standard deviations, two thirds of it if losses above 0 are judged by
+    their logarithms, which must leave their band too: of a loss near 0 the noise is a factor. Among 100 losses; among
+    ten times as many, of which more are far off by chance, it is 1 more. A loss must also rise by the part `rise` of
+    its median, as one that hardly changes has a narrow band. Of 52 healthy trainings none is accused so.
     """
     losses = arrange_series(run.losses)
     if not len(losses.site_id):
@@ -73,28 +77,42 @@ def LOSS_SPIKE(run: SampledSteps, factor: float = 6, rise: float = 0.25) -> Iter
 
 def _find_worst(run: SampledSteps, losses: StepSeries, row: int, factor: float, rise: float) -> _Spike | None:
     """Returns the spike that is furthest outside of its band."""
-    known = np.flatnonzero(losses.is_measured[row])[-_MOST:]
+    known = np.flatnonzero(losses.is_measured[row] & np.isfinite(losses.stats.mean[row]))
+    first = np.median(np.abs(losses.stats.mean[row][known[:_AT_LEAST]])) if len(known) else 0
+    known = known[-_MOST:]
     values = losses.stats.mean[row][known]
-    band = judge_series(values, factor, _WINDOW, _AT_LEAST)
-    candidates = np.flatnonzero(band.is_outside & _has_risen(values, band.middle, rise))
+    factor += max(np.log10(len(values) / 100), 0)
+    is_spike, band = _judge(values, factor, rise)
+    candidates = np.flatnonzero(is_spike & (values > _NEGLIGIBLE * first))
     with np.errstate(all="ignore"):
         order = np.argsort(-(values - band.middle)[candidates] / band.width[candidates], kind="stable")
     for at in candidates[order][:_TRIED].tolist():
         earlier = known[max(at - _SEARCHED, 0) : at]
         alike = earlier[_are_alike(run, losses.steps[earlier], int(losses.steps[known[at]]))][-_WINDOW:]
         before = np.append(losses.stats.mean[row][alike], values[at])
-        last = judge_series(before, factor, _WINDOW, _AT_LEAST)
-        middle, width = float(last.middle[-1]), float(last.width[-1])
-        if last.is_outside[-1] and _has_risen(values[at], last.middle[-1], rise):
+        is_one, last = _judge(before, factor, rise)
+        if is_one[-1]:
+            middle, width = float(last.middle[-1]), float(last.width[-1])
             return _Spike(row, int(known[at]), float(values[at]), middle, width, losses.steps[alike])
     return None
 
 
+def _judge(values: Numbers, factor: float, rise: float) -> tuple[Column, Band]:
+    """Returns which losses are spikes, and the band of each."""
+    band = judge_series(values, factor, _WINDOW, _AT_LEAST)
+    is_spike = band.is_outside & _has_risen(values, band.middle, rise)
+    if (values > 0).all():
+        logarithms = np.log(values)
+        ratios = judge_series(logarithms, factor * 2 / 3, _WINDOW, _AT_LEAST)
+        is_spike &= ratios.is_outside & (logarithms > ratios.middle)
+    return is_spike, band
+
+
 def _has_risen(values: Numbers, middle: Numbers, rise: float) -> Column:
     """Returns which losses are far above the median of earlier ones."""
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore"):  # without earlier ones the median is infinite
         needed = np.where(np.abs(middle) > _MAY_BE_SCALED, _DOUBLED - 1, rise) * np.abs(middle)
-        return np.asarray(np.isfinite(values) & (values - middle > needed))
+        return np.asarray(values - middle > needed)
 
 
 def _are_alike(run: SampledSteps, steps: Column, step: int) -> Column:
