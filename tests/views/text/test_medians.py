@@ -1,6 +1,7 @@
 """Views of several steps: their medians, how far steps lie apart, and what differs between them."""
 
 import json
+from pathlib import Path
 
 from builders import RecordingBuilder
 from golden import assert_golden
@@ -69,6 +70,7 @@ def test_tree_in_a_narrow_terminal() -> None:
     text = render_module_tree(build_module_tree(experts().data()), types=False, width=80)
     assert max(map(len, text.splitlines())) <= 80
     assert_golden("medians_narrow.txt", text)
+    assert text in Path("docs/module-tree.md").read_text(encoding="utf-8")
 
 
 def test_ops() -> None:

@@ -1,5 +1,6 @@
 """Chooses the newest steps that are alike, and reads their rows and no others."""
 
+from collections import defaultdict
 from functools import cached_property
 
 import numpy as np
@@ -83,7 +84,7 @@ class SampledSteps(IndexedTables):
     def _find_alike(self, steps: Column) -> Column:
         """Returns the newest of those steps that called the same from outside as most of them, or else as the last.
 
-        A step without calls is left out, as its rows were dropped; so is the one after it, which may lack some.
+        A step without calls of modules is left out, as they were dropped; so is the one after it, which may lack some.
         """
         kinds = self.find_kinds(steps)
         has_calls = kinds != _NO_CALLS
@@ -96,16 +97,20 @@ class SampledSteps(IndexedTables):
         return np.asarray(known[np.isin(kinds, last)][-MOST_STEPS:])
 
     def find_kinds(self, steps: Column) -> Column:
-        """Returns a number for each step, equal for steps that called the same from outside; _NO_CALLS for none."""
+        """Returns a number for each step, equal for steps that called the same from outside.
+
+        It is _NO_CALLS for a step without calls of modules.
+        """
         calls = self.find("calls", ["step", "module_id", "phase", "parent_call_id"], step=steps)
         is_one = np.isin(phase_codes(calls["phase"]), _OUTER) & (column_of(calls, "parent_call_id") < 0)
         step, module = column_of(calls, "step")[is_one], column_of(calls, "module_id")[is_one]
-        of_step: dict[int, list[int]] = {}
+        of_step: dict[int, list[int]] = defaultdict(list)
         for number, called in zip(step.tolist(), module.tolist(), strict=True):
-            of_step.setdefault(number, []).append(called)
+            of_step[number].append(called)
+        has_modules = np.isin(steps, step[module >= 0])  # an optimizer has no module
         kinds = [
-            hash(tuple(sorted(of_step[number]))) if number in of_step else _NO_CALLS
-            for number in steps.tolist()
+            hash(tuple(sorted(of_step[number]))) if known else _NO_CALLS
+            for number, known in zip(steps.tolist(), has_modules.tolist(), strict=True)
         ]
         return np.array(kinds, np.int64)
 

@@ -184,7 +184,11 @@ def _describe_forward(forward: int | None, step: ShownStep | None) -> str:
     """Returns when the forward of a call ran, if that was in another step."""
     if forward is None or step is None or forward == step.step:
         return ""
-    return f"forward in step {forward}" if step.sample is None else f"forward {step.step - forward} before"
+    return (
+        f"forward in step {forward}"
+        if step.sample is None
+        else f"forward {count_of(step.step - forward, 'step')} before"
+    )
 
 
 def _describe_absence(sums: OpSums, step: ShownStep | None) -> str:
