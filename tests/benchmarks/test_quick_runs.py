@@ -39,6 +39,20 @@ def test_benchmark_of_graphs() -> None:
 
 
 @pytest.mark.soak
+def test_benchmark_of_growth() -> None:
+    rows = [line.split("  ")[0] for line in quick_lines("growth.py") if line]
+    asked = ["record", "show", "ops", "memory", "nonfinite", "view"]
+    fewer = ["record", "show", "nonfinite", "view"]
+    assert rows == [
+        *("calls of one module", *fewer),
+        *("modules", *fewer),
+        *("ops in one step", *asked),
+        *("writes into one buffer", *asked),
+        *("kept steps", *asked),
+    ]
+
+
+@pytest.mark.soak
 def test_benchmark_of_scopes() -> None:
     machine, header, _, *rows = quick_lines("scopes.py")
     assert machine.startswith("torch ")

@@ -108,28 +108,26 @@ def _to_layers(ops: StepOps, tree: LayerTree, nodes: Nodes, measured: MeasuredVa
         call_id=take(calls.call_id, at),
         repeats=repeats,
         raised=take(calls.raised, at) > 0,
-        compiled=_with_inner(compiled, tree.parent),
+        compiled=_with_inner(compiled, tree.last),
         numbers=numbers_of_layers(tree, on_device(calls), nodes.layer, nodes.numbers, measured),
     )
 
 
-def _with_inner(chosen: Column, parent: Rows) -> Column:
+def _with_inner(chosen: Column, last: Rows) -> Column:
     """Returns the chosen layers and all inside of them."""
-    chosen = chosen.copy()
-    for at in range(len(chosen)):  # a parent precedes its children, so it is decided before them
-        chosen[at] |= parent[at] >= 0 and chosen[parent[at]]
-    return chosen
+    begun = np.cumsum(chosen)
+    ended = np.cumsum(np.bincount(last[chosen] + 1, minlength=len(chosen) + 1))
+    return np.asarray(begun > ended[: len(chosen)])
 
 
 def _find_containers(tree: LayerTree) -> Rows:
     """Returns, for each container in another phase, the first layer of the forward at the same place."""
-    keys = [(place.root, place.path) for place in tree.places]
+    keys: dict[tuple[str | None, str | None], int] = {}
+    code = np.array([keys.setdefault((place.root, place.path), len(keys)) for place in tree.places], np.int64)
+    key = code[tree.place]
     is_forward = tree.phase == PHASES.index(FORWARD)
-    first: dict[tuple[str | None, str | None], int] = {}
-    for row in np.flatnonzero(is_forward).tolist():
-        first.setdefault(keys[tree.place[row]], row)
+    rows = np.flatnonzero(is_forward)[::-1]
+    first = np.full(len(keys), NONE, np.int64)
+    first[key[rows]] = rows  # reversed, so that the first is written last
     is_wanted = (tree.kind == LAYER_KINDS.index(CONTAINER)) & ~is_forward
-    found = np.full(len(is_forward), NONE, np.int64)
-    for row in np.flatnonzero(is_wanted).tolist():
-        found[row] = first.get(keys[tree.place[row]], NONE)
-    return found
+    return np.where(is_wanted, first[key], NONE)

@@ -8,8 +8,8 @@ import numpy as np
 from ...recording import role
 from ...recording.phase import BACKWARD, PHASES
 from ...recording.protocols import RecordingData
-from ..tables.calls import Calls
-from ..tables.columns import Column, Rows, columns_at, find_rows, take
+from ..tables.calls import Calls, iterate_levels
+from ..tables.columns import Column, Rows, columns_at, find_rows, repeat, take
 from ..tables.values import read_measured_values
 from .columns import NONE, Numbers
 from .layers import LayerTree
@@ -76,8 +76,7 @@ def read_measured(data: RecordingData, step: int | None) -> MeasuredValues:
 
 def empty_numbers(size: int) -> Numbers:
     """Returns `size` rows without costs and measurements."""
-    free = np.zeros(size, np.int64)
-    unknown = np.full(size, NONE, np.int64)
+    free, unknown = repeat(0, size), repeat(NONE, size)
     return Numbers(
         duration_ns=free,
         flops=free,
@@ -87,7 +86,7 @@ def empty_numbers(size: int) -> Numbers:
         nonfinite=unknown,
         infinite=unknown,
         measured=unknown,
-        sumsq=unknown.astype(np.float64),
+        sumsq=repeat(NONE, size, np.float64),
     )
 
 
@@ -114,6 +113,8 @@ def numbers_of_layers(
 
 def _sum_inside(column: Column, of_node: Rows, tree: LayerTree) -> Column:
     """Returns the sum over all nodes inside each layer; -1 if one of them is not known."""
+    if not column.any():
+        return repeat(0, len(tree.parent))
     inside = of_node >= 0
     layer, values = of_node[inside], column[inside]
     totals = _to_totals(sum_at(layer, np.maximum(values, 0), len(tree.parent)), tree)
@@ -137,15 +138,14 @@ def _to_totals(own: Column, tree: LayerTree) -> Column:
 def _durations(tree: LayerTree, calls: Calls, of_node: Rows, durations: Column) -> Column:
     """Returns the time of each layer's call; without a call or its end, the time of what is inside."""
     inside = of_node >= 0
-    own = sum_at(of_node[inside], durations[inside], len(tree.parent)).tolist()
-    known = (take(calls.ended, tree.call) > 0).tolist()
-    own_known = take(calls.duration_ns, tree.call).tolist()
-    for at in range(len(own) - 1, -1, -1):
-        if known[at]:
-            own[at] = own_known[at]
-        if tree.parent[at] >= 0:
-            own[tree.parent[at]] += own[at]
-    return np.array(own, np.int64)
+    took_ns = sum_at(of_node[inside], durations[inside], len(tree.parent))
+    is_known = take(calls.ended, tree.call) > 0
+    took_ns[is_known] = calls.duration_ns[tree.call[is_known]]
+    for level in reversed(list(iterate_levels(tree.parent))[1:]):
+        outer = tree.parent[level]
+        is_added = ~is_known[outer]
+        np.add.at(took_ns, outer[is_added], took_ns[level[is_added]])
+    return took_ns
 
 
 def _layers_of(measured: MeasuredValues, tree: LayerTree, calls: Calls) -> Rows:

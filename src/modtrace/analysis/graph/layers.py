@@ -1,18 +1,20 @@
 """Makes the layers of a graph from the calls of a step: a box for each call, for containers and for phases."""
 
-from collections import defaultdict
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from ...recording.module_path import is_below
 from ...recording.phase import OPTIMIZER, PHASES
-from ..tables.calls import Calls
-from ..tables.columns import Column, Rows
+from ..tables.calls import CallOrder, Calls, iterate_levels, number_calls
+from ..tables.columns import Column, Rows, find_rows, take
+from ..tables.placement import OPTIMIZERS
 from .columns import CONTAINER, LAYER_KINDS, MODULE, NONE, OPTIMIZER_STEP, PHASE, LayerBoxes, LayerPlace
 
-_OPTIMIZER = PHASES.index(OPTIMIZER)
+_CONTAINER, _MODULE, _OPTIMIZER_STEP, _PHASE = (
+    LAYER_KINDS.index(kind) for kind in (CONTAINER, MODULE, OPTIMIZER_STEP, PHASE)
+)
 _FAR = np.iinfo(np.int64).max
 
 
@@ -25,168 +27,192 @@ class LayerTree(LayerBoxes):
     of_phase: Rows  # the layer of each phase; NONE if nothing ran in it
 
 
-@dataclass
-class _Layer:
-    """A layer while the layers are still being collected."""
+class _Found(NamedTuple):
+    """Layers in any order: those of calls, outer ones first, then containers, and phases."""
 
-    kind: int
-    phase: int
-    parent: int
-    where: int  # index of a place in the module tree; negative for none
-    place: int
-    call: int
-    depth: int
-    start_ns: int
-    children: list[int] = field(default_factory=list)
+    call: Rows  # the row of the layer's call; NONE for containers and phases
+    phase: Column
+    where: Rows  # index of a place in the module tree; negative for none
+    parent: Rows  # the row of the enclosing layer; NONE for a phase
 
 
 def build_layers(calls: Calls, kept: Column, phase: Column, start_ns: Column) -> LayerTree:
     """Returns the layers of the calls that are `kept`, and of the phases in which ops ran.
 
     Args:
+        calls: the calls of the step.
         kept: which calls become layers.
-        phase: the code of each op's phase; NONE for an op without phase.
         phase: the code of each op's phase; NONE for none.
         start_ns: the start of each op.
     """
-    growing = _Growing(calls)
+    begun = np.full(len(PHASES), _FAR)
+    np.minimum.at(begun, phase[phase >= 0], start_ns[phase >= 0])
+    shared = _share_layers(calls, kept)
+    found = _find_layers(calls, shared, np.flatnonzero(begun < _FAR))
+    starts = np.where(found.call >= 0, take(calls.start_ns, found.call), _FAR)
+    starts = np.where(found.parent < 0, begun[found.phase], starts)
+    depth, order = _number_by_time(found.parent, starts)
+    at = np.argsort(order.number)
+    call, parent = found.call[at], take(order.number, found.parent[at])
+    is_optimizer = (found.phase == PHASES.index(OPTIMIZER)) & (found.where < 0)
+    kind = np.where(found.call >= 0, np.where(is_optimizer, _OPTIMIZER_STEP, _MODULE), _CONTAINER)
+    kind[found.parent < 0] = _PHASE
+    place, places = _name_places(calls, found)
+    of_call = np.full(len(calls), NONE, np.int64)
+    of_call[call[call >= 0]] = np.flatnonzero(call >= 0)
+    of_phase = np.full(len(PHASES), NONE, np.int64)
+    of_phase[found.phase[at][parent < 0]] = np.flatnonzero(parent < 0)
+    return LayerTree(
+        parent=parent,
+        last=order.last[at],
+        depth=(depth[at] - 1).astype(np.int32),
+        kind=kind[at].astype(np.int8),
+        phase=found.phase[at].astype(np.int8),
+        place=place[at],
+        call=call,
+        start_ns=starts[at],
+        places=places,
+        of_call=take(of_call, shared),
+        of_phase=of_phase,
+    )
+
+
+def _share_layers(calls: Calls, kept: Column) -> Rows:
+    """Returns for each kept call the call whose layer it has: a wrapped module shares the layer of its wrapper."""
+    shared = np.full(len(calls), NONE, np.int64)
     for level in calls.levels:
-        for row in level[kept[level]].tolist():
-            growing.add_call(row)
-    for code in range(len(PHASES)):
-        begun = start_ns[phase == code]
-        if len(begun):
-            growing.begin_phase(code, int(begun.min()))
-    return growing.to_tree()
+        rows = level[kept[level]]
+        above = calls.parent[rows]
+        is_shared = (take(shared, above) >= 0) & (calls.where[above] == calls.where[rows])
+        is_shared &= calls.module[above] != calls.module[rows]
+        shared[rows] = np.where(is_shared, shared[above], rows)
+    return shared
 
 
-class _Growing:
-    """Collects layers, each after the layer around it."""
+def _find_layers(calls: Calls, shared: Rows, phases: Rows) -> _Found:
+    """Returns the layers of calls, of containers between these, and of phases.
 
-    def __init__(self, calls: Calls) -> None:
-        self._calls = calls
-        self._phase, self._parent = calls.phase.tolist(), calls.parent.tolist()
-        self._module, self._start_ns = calls.module.tolist(), calls.start_ns.tolist()
-        self._where = calls.where.tolist()
-        self._layers: list[_Layer] = []
-        self._of_call = [NONE] * len(calls)
-        self._of_phase: dict[int, int] = {}
-        self._container = cache(self._add_container)
-        self._containers_between = cache(self._find_containers_between)
-        self._place = cache(self._add_place)
-        self._place_names: list[LayerPlace] = []
+    Args:
+        calls: the calls of the step.
+        shared: the call whose layer each call has; NONE for none.
+        phases: the codes of phases that have a layer even if no call ran in them.
+    """
+    by_level = np.concatenate([np.zeros(0, np.int64), *calls.levels])
+    call = by_level[shared[by_level] == by_level]
+    # Calls and phases are numbered together: a call is its row, and a phase follows the last call.
+    phase_of = np.concatenate([calls.phase, np.arange(len(PHASES))])
+    caller = take(shared, calls.parent[call])
+    caller = np.where(caller >= 0, caller, len(calls) + phase_of[call])
+    place_of = np.concatenate([calls.where, np.full(len(PHASES), NONE)])
+    containers = _Containers(calls, place_of, caller, calls.where[call])
+    phases = np.union1d(phases, phase_of[caller[caller >= len(calls)]])
+    size = len(call) + len(containers.place)
+    layer_of = np.full(len(place_of), NONE, np.int64)
+    layer_of[call] = np.arange(len(call))
+    layer_of[len(calls) + phases] = size + np.arange(len(phases))
+    none = np.full(len(phases), NONE)
+    caller = np.concatenate([caller, containers.caller])
+    where = np.concatenate([calls.where[call], containers.place])
+    around = containers.find(caller, where)
+    return _Found(
+        call=np.concatenate([call, np.full(len(containers.place), NONE), none]),
+        phase=np.concatenate([phase_of[caller], phases]),
+        where=np.concatenate([where, none]),
+        parent=np.concatenate([np.where(around >= 0, len(call) + around, layer_of[caller]), none]),
+    )
 
-    def add_call(self, row: int) -> None:
-        """Adds the layer of a call. Its enclosing call was added before, or is not in the graph."""
-        above = self._parent[row]
-        where, phase = self._where[row], self._phase[row]
-        around = self._of_call[above] if above >= 0 else NONE
-        if around == NONE:
-            around = self.phase_layer(phase)
-        elif self._where[above] == where and self._module[above] != self._module[row]:
-            self._of_call[row] = around  # a wrapper and its wrapped module share a layer
-            return
-        for container in self._containers_between(where, self._layers[around].where):
-            around = self._container(around, container, phase)
-        kind = OPTIMIZER_STEP if phase == _OPTIMIZER and where < 0 else MODULE
-        self._of_call[row] = self._add(kind, phase, around, where, row, self._start_ns[row])
 
-    def begin_phase(self, phase: int, start_ns: int) -> None:
-        """Adds the layer of a phase in which an op ran, even if the op ran outside of all calls."""
-        layer = self._layers[self.phase_layer(phase)]
-        layer.start_ns = min(layer.start_ns, start_ns)
+class _Containers:
+    """The containers between places and the places of the callers, which are numbers of calls and phases."""
 
-    def phase_layer(self, phase: int) -> int:
-        """Returns the layer of a phase."""
-        if phase not in self._of_phase:
-            self._place_names.append(LayerPlace(PHASES[phase], PHASES[phase]))
-            layer = _Layer(
-                LAYER_KINDS.index(PHASE), phase, NONE, NONE, len(self._place_names) - 1, NONE, NONE, _FAR
-            )
-            self._layers.append(layer)
-            self._of_phase[phase] = len(self._layers) - 1
-        return self._of_phase[phase]
+    def __init__(self, calls: Calls, place_of: Rows, caller: Rows, where: Rows) -> None:
+        """Finds the containers.
 
-    def _find_containers_between(self, where: int, around: int) -> tuple[int, ...]:
-        """Returns the places between a place and that of the enclosing layer, the outermost first.
-
-        The result is empty if the place is not inside the layer.
+        Args:
+            calls: the calls of the step.
+            place_of: the place of each caller; negative for none.
+            caller: the caller of each call that has a layer.
+            where: the place of each call that has a layer; negative for none.
         """
-        if where < 0:
-            return ()
-        above: list[int] = []
-        at = self._calls.places[where].parent
-        while at >= 0 and at != around:
-            above.append(at)
-            at = self._calls.places[at].parent
-        return tuple(reversed(above)) if at == around or around < 0 else ()
+        self._above = np.array([*(place.parent for place in calls.places), NONE], np.int64)
+        self._width = len(self._above)
+        keys = np.zeros(0, np.int64)
+        self._keys = keys
+        is_below = self._is_below(where, place_of[caller])
+        caller, above = caller[is_below], self._above[np.maximum(where[is_below], NONE)]
+        while len(caller):
+            is_between = (above >= 0) & (above != place_of[caller])
+            found = np.unique(self._key(caller[is_between], above[is_between]))
+            keys = np.union1d(keys, found)
+            caller, above = found // self._width, self._above[found % self._width]
+        self._keys = keys
+        self.caller, self.place = keys // self._width, keys % self._width
 
-    def _add_container(self, around: int, where: int, phase: int) -> int:
-        return self._add(CONTAINER, phase, around, where, NONE, _FAR)
+    def find(self, caller: Rows, where: Rows) -> Rows:
+        """Returns the container right around each place, if it is called by a caller; NONE if there is none."""
+        return find_rows(self._keys, self._key(caller, self._above[np.maximum(where, NONE)]))
 
-    def _add(self, kind: str, phase: int, around: int, where: int, call: int, start_ns: int) -> int:
-        outer = self._layers[around]
-        place = self._place(where, outer.where)
-        depth = outer.depth + 1
-        layer = _Layer(LAYER_KINDS.index(kind), phase, around, where, place, call, depth, start_ns)
-        self._layers.append(layer)
-        outer.children.append(len(self._layers) - 1)
-        return len(self._layers) - 1
+    def _is_below(self, where: Rows, outer: Rows) -> Column:
+        """Returns which places are below the places `outer`, which all are that are negative."""
+        at = self._above[np.maximum(where, NONE)]
+        climbing = np.arange(len(at))
+        while len(climbing):
+            climbing = climbing[(at[climbing] >= 0) & (at[climbing] != outer[climbing])]
+            at[climbing] = self._above[at[climbing]]
+        return np.asarray((outer < 0) | (at == outer))
 
-    def _add_place(self, where: int, around: int) -> int:
-        name = self._calls.name(where)
-        above = self._calls.places[around].path if around >= 0 else None
-        is_inside = name.path is not None and above is not None and is_below(name.path, above)
-        label = name.path[len(above) :].lstrip(".") if is_inside and name.path and above else ""
-        found = LayerPlace(name.name, label or name.name, name.path, name.root, name.type or "")
-        self._place_names.append(found)
-        return len(self._place_names) - 1
-
-    def to_tree(self) -> LayerTree:
-        """Returns the collected layers in pre-order."""
-        for layer in reversed(self._layers):
-            if layer.parent >= 0:
-                outer = self._layers[layer.parent]
-                outer.start_ns = min(outer.start_ns, layer.start_ns)
-        order = self._pre_order()
-        new = np.full(len(order) + 1, NONE, np.int64)
-        new[order] = np.arange(len(order))
-        layers = [self._layers[number] for number in order]
-        parent = new[np.array([layer.parent for layer in layers], np.int64)]
-        return LayerTree(
-            parent=parent,
-            last=find_last(parent),
-            depth=np.array([layer.depth for layer in layers], np.int32),
-            kind=np.array([layer.kind for layer in layers], np.int8),
-            phase=np.array([layer.phase for layer in layers], np.int8),
-            place=np.array([layer.place for layer in layers], np.int64),
-            call=np.array([layer.call for layer in layers], np.int64),
-            start_ns=np.array([layer.start_ns for layer in layers], np.int64),
-            places=tuple(self._place_names),
-            of_call=new[np.array(self._of_call, np.int64)],
-            of_phase=new[np.array([self._of_phase.get(phase, NONE) for phase in range(len(PHASES))])],
-        )
-
-    def _pre_order(self) -> list[int]:
-        def by_time(layer: int) -> tuple[int, int]:
-            return self._layers[layer].start_ns, layer
-
-        waiting = sorted((at for at, layer in enumerate(self._layers) if layer.parent < 0), key=by_time)
-        waiting.reverse()
-        order = []
-        while waiting:
-            order.append(waiting.pop())
-            waiting.extend(sorted(self._layers[order[-1]].children, key=by_time, reverse=True))
-        return order
+    def _key(self, caller: Rows, place: Rows) -> Rows:
+        return caller * self._width + place  # no key has the place NONE, since no place has the last number
 
 
-def find_last(parent: Rows) -> Rows:
-    """Returns the last layer inside each layer, or the layer itself if it contains none. Layers are in pre-order."""
-    last = list(range(len(parent)))
-    for at, above in zip(range(len(parent) - 1, -1, -1), reversed(parent.tolist()), strict=True):
-        if above >= 0 and last[above] < last[at]:
-            last[above] = last[at]
-    return np.array(last, np.int64)
+def _number_by_time(parent: Rows, start_ns: Column) -> tuple[Rows, CallOrder]:
+    """Numbers layers in pre-order, by time, and lets outer layers start no later than inner ones.
+
+    Args:
+        parent: the enclosing layer of each layer; NONE for none.
+        start_ns: the start of each layer, which is changed in place.
+
+    Returns:
+        the depth of each layer, from 0; and their numbers.
+    """
+    first = np.arange(
+        len(parent)
+    )  # of layers that start at the same time, the one that was found first precedes
+    depth: Rows = np.zeros(len(parent), np.int64)
+    levels = list(iterate_levels(parent))
+    for number, level in reversed([*enumerate(levels)][1:]):
+        depth[level] = number
+        np.minimum.at(start_ns, parent[level], start_ns[level])
+        np.minimum.at(first, parent[level], first[level])
+    by_time = np.lexsort((first, start_ns))
+    rank = np.argsort(by_time)
+    parent = take(rank, parent[by_time])
+    order = number_calls(list(iterate_levels(parent)), parent)
+    return depth, CallOrder(order.number[rank], order.last[rank])
+
+
+def _name_places(calls: Calls, found: _Found) -> tuple[Rows, tuple[LayerPlace, ...]]:
+    """Returns the code of each layer's names, and the names."""
+    inner, phases = np.flatnonzero(found.parent >= 0), np.flatnonzero(found.parent < 0)
+    where, outer = found.where[inner], found.where[found.parent[inner]]
+    # Places are counted from OPTIMIZERS, which is -2.
+    keys = (where - OPTIMIZERS) * (len(calls.places) - OPTIMIZERS) + outer - OPTIMIZERS
+    _, first, code = np.unique(keys, return_index=True, return_inverse=True)
+    pairs = zip(where[first].tolist(), outer[first].tolist(), strict=True)
+    places = [_name_place(calls, *pair) for pair in pairs]
+    codes = np.empty(len(found.where), np.int64)
+    codes[inner], codes[phases] = code, len(places) + np.arange(len(phases))
+    names = [PHASES[phase] for phase in found.phase[phases].tolist()]
+    return codes, (*places, *(LayerPlace(name, name) for name in names))
+
+
+def _name_place(calls: Calls, where: int, outer: int) -> LayerPlace:
+    """Returns the names of layers at the place `where` inside of layers at the place `outer`."""
+    name = calls.name(where)
+    above = calls.places[outer].path if outer >= 0 else None
+    is_inside = name.path is not None and above is not None and is_below(name.path, above)
+    label = name.path[len(above) :].lstrip(".") if is_inside and name.path and above else ""
+    return LayerPlace(name.name, label or name.name, name.path, name.root, name.type or "")
 
 
 def common_layer(low: Rows, high: Rows, parent: Rows, last: Rows) -> Rows:
@@ -214,11 +240,3 @@ def follow(leads_to: Rows) -> Rows:
         if np.array_equal(further, leads_to):
             return leads_to
         leads_to = further
-
-
-def group_children(parent: Rows) -> dict[int, list[int]]:
-    """Returns for each layer its inner layers, in order; outermost layers are under NONE."""
-    children: dict[int, list[int]] = defaultdict(list)
-    for at, above in enumerate(parent.tolist()):
-        children[above].append(at)
-    return children

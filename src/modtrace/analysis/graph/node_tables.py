@@ -8,7 +8,7 @@ import numpy as np
 from ...recording.phase import PHASES, RECOMPUTE
 from ...recording.protocols import RecordingData
 from ..tables.calls import Calls
-from ..tables.columns import Column, Rows, columns_at, find_rows, join_columns, take
+from ..tables.columns import Column, Rows, columns_at, find_rows, join_columns, repeat, take
 from ..tables.op_flow import OpFlow
 from ..tables.ops import StepOps, read_op_details
 from .columns import NODE_KINDS, NONE, OP, OUTPUT, NodeColumns, Nodes, Numbers
@@ -25,20 +25,19 @@ BEFORE, AT, AFTER = range(3)
 class NodeTable(NodeColumns):
     """Nodes in any order; columns that refer to nodes hold rows of this table."""
 
-    root: list[str]  # the root of a leaf or output; "" if there is only one
+    root: Column  # codes of `roots` for leaves and outputs, if there are several roots; else NONE
+    roots: tuple[str, ...] = ()
     when: Column
 
     def to_nodes(self, rows: Rows, rank: Rows, new: Rows) -> Nodes:
         """Returns the nodes in the order `rows`. `new` is the new position of each row, and `rank` its rank in time."""
-        codes = {root: at for at, root in enumerate(sorted({*self.root} - {""}))}
         columns = columns_at(self, rows) | {"repeats": new[self.repeats[rows]]}
         del columns["when"]
         return Nodes(
             order=rank[rows],
-            root=np.array([codes.get(root, NONE) for root in self.root], np.int64)[rows],
             numbers=self.numbers.take(rows),
             names=self.names,
-            roots=tuple(codes),
+            roots=self.roots,
             argument_texts=self.argument_texts,
             **columns,
         )
@@ -47,21 +46,21 @@ class NodeTable(NodeColumns):
 def blank_table(kind: int, when: int, layer: Rows) -> NodeTable:
     """Returns a table with a node in each of these layers, whose other columns are empty except the kind."""
     size = len(layer)
-    unknown, untrue = np.full(size, NONE, np.int64), np.zeros(size, bool)
+    unknown, untrue = repeat(NONE, size), repeat(False, size, np.bool_)
     return NodeTable(
         layer=layer,
-        kind=np.full(size, kind, np.int8),
+        kind=repeat(kind, size, np.int8),
         name=unknown,
-        nth=np.zeros(size, np.int32),
-        root=[""] * size,
-        phase=np.full(size, NONE, np.int8),
+        nth=repeat(0, size, np.int32),
+        root=unknown,
+        phase=repeat(NONE, size, np.int8),
         op_id=unknown,
         tensor=unknown,
         args=unknown,
         is_view=untrue,
         repeats=unknown,
         start_ns=unknown,
-        when=np.full(size, when, np.int8),
+        when=repeat(when, size, np.int8),
         raised=untrue,
         numbers=empty_numbers(size),
         names=(),
@@ -117,6 +116,7 @@ def _op_keys(ops: StepOps, call: Rows) -> Column:
 
 def tabulate_leaves(leaves: Leaves, measured: MeasuredValues) -> NodeTable:
     size = len(leaves.tensor)
+    roots, root = _code_roots(leaves.root)
     names = tuple(dict.fromkeys(leaves.name))
     codes = {name: code for code, name in enumerate(names)}
     sited = measured.take(~measured.is_op_output & (measured.call_id < 0)).first_at_sites()
@@ -124,7 +124,8 @@ def tabulate_leaves(leaves: Leaves, measured: MeasuredValues) -> NodeTable:
         blank_table(NONE, BEFORE, leaves.layer),
         kind=leaves.kind,
         name=np.array([codes[name] for name in leaves.name], np.int64),
-        root=leaves.root,
+        root=root,
+        roots=roots,
         tensor=leaves.tensor,
         start_ns=leaves.time_ns,
         numbers=replace(empty_numbers(size), **sited.sum_at(find_rows(leaves.site, sited.site), size)),
@@ -135,11 +136,13 @@ def tabulate_leaves(leaves: Leaves, measured: MeasuredValues) -> NodeTable:
 def tabulate_outputs(flow: OpFlow, ops: StepOps, tree: LayerTree) -> NodeTable:
     """Returns a table with a node for each output of a call, with its name."""
     call, tensor, slot = flow.returned
+    roots, root = _code_roots(_roots_of(call, ops))
     return replace(
         blank_table(_OUTPUT, AFTER, outermost_phase(tree)[tree.of_call[call]]),
         name=slot,
         nth=np.maximum(ops.calls.nth[call], 0).astype(np.int32),
-        root=_roots_of(call, ops),
+        root=root,
+        roots=roots,
         phase=ops.calls.phase[call],
         tensor=tensor,
         start_ns=ends_of(ops.calls)[call],
@@ -155,6 +158,13 @@ def _roots_of(call: Rows, ops: StepOps) -> list[str]:
     return [places[where].root or "" if where >= 0 else "" for where in ops.calls.where[call].tolist()]
 
 
+def _code_roots(roots: Sequence[str]) -> tuple[tuple[str, ...], Column]:
+    """Returns the distinct roots, and the code of each root; "" has the code NONE."""
+    distinct = tuple(dict.fromkeys(root for root in roots if root))
+    codes = {root: code for code, root in enumerate(distinct)}
+    return distinct, np.array([codes.get(root, NONE) for root in roots], np.int64)
+
+
 def ends_of(calls: Calls) -> Column:
     """Returns the end of each call, or its beginning if the end is not known."""
     return np.asarray(calls.start_ns + calls.duration_ns + calls.overhead_ns)
@@ -164,9 +174,11 @@ def join_tables(parts: Sequence[NodeTable]) -> NodeTable:
     """Returns several tables as one. Only the first may have entries in `repeats` and `args`."""
     starts = np.cumsum([0, *(len(part.names) for part in parts)])
     name = np.concatenate([table.name + start for table, start in zip(parts, starts, strict=False)])
+    roots = tuple(sorted({root for part in parts for root in part.roots}))
+    root = [np.array([*map(roots.index, part.roots), NONE], np.int64)[part.root] for part in parts]
     return NodeTable(
-        **join_columns(parts) | {"name": name},
-        root=[root for part in parts for root in part.root],
+        **join_columns(parts) | {"name": name, "root": np.concatenate(root)},
+        roots=roots,
         numbers=Numbers(**join_columns([part.numbers for part in parts])),
         names=tuple(name for part in parts for name in part.names),
         argument_texts=parts[0].argument_texts,

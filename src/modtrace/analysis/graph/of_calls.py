@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from ...recording.schema import schema
-from ..tables.columns import Column, Rows
+from ..tables.columns import Column, Rows, repeat
 from ..tables.device_times import on_device
 from ..tables.ops import StepOps
 from ..tables.tensors import Tensors
@@ -71,8 +71,8 @@ def _next_edges(table: NodeTable) -> Edges:
     return Edges(
         source=source,
         target=target,
-        tensor=np.full(len(source), NONE, np.int64),
-        slot=np.full(len(source), NONE, np.int64),
+        tensor=repeat(NONE, len(source)),
+        slot=repeat(NONE, len(source)),
         time_ns=table.start_ns[target],
         slots=(),
     )

@@ -1,15 +1,14 @@
 """Finds equal siblings with consecutive numbers in a graph: `layers.0` to `layers.31`."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 
 from ..graph.columns import LAYER_KINDS, MODULE, NONE, Graph
-from ..graph.layers import follow, group_children
-from ..tables.columns import Rows
+from ..graph.layers import follow
+from ..tables.columns import Column, Rows
 from .signatures import sign_layers
 
 _MODULE = LAYER_KINDS.index(MODULE)
@@ -31,65 +30,76 @@ class Folding:
     runs: tuple[Run, ...]
 
 
-def fold_graph(graph: Graph) -> Folding:
+def fold_graph(graph: Graph, *, depth: int | None = None) -> Folding:
     """Folds runs of sibling layers that are equal inside, i.e. have the same ops, shapes, names and edges.
 
     A run is folded only if no path leads from one of its layers through layers outside of the run to another.
+
+    Args:
+        graph: the graph.
+        depth: the depth below which no runs are looked for; None for all.
     """
     layer, node = np.arange(len(graph.layers)), np.arange(len(graph.nodes))
     runs = []
-    for run in _find_runs(graph):
+    for run in _find_runs(graph, depth):
         if layer[run.first] != run.first:
             continue  # the run is inside a layer that is folded away itself
         runs.append(run)
-        for other in run.layers:
-            _map_onto(graph, run.first, other, layer, node)
+        _map_onto_first(graph, run, layer, node)
     return Folding(layer=follow(layer), node=follow(node), runs=tuple(runs))
 
 
-def _map_onto(graph: Graph, first: int, other: int, layer: Rows, node: Rows) -> None:
-    """Maps each sublayer and node of `other` to its counterpart in `first`; both have the same order."""
-    size = int(graph.layers.last[first]) - first + 1
-    layer[other : other + size] = np.arange(first, first + size)
-    start, end = int(graph.first_node[first]), int(graph.end_node[first])
-    begin = int(graph.first_node[other])
-    node[begin : begin + end - start] = np.arange(start, end)
+def _map_onto_first(graph: Graph, run: Run, layer: Rows, node: Rows) -> None:
+    """Maps each sublayer and node of a run to its counterpart in the first layer; all have the same order."""
+    others = np.array(run.layers)[:, None]
+    inside = np.arange(int(graph.layers.last[run.first]) - run.first + 1)
+    layer[others + inside] = run.first + inside
+    start = int(graph.first_node[run.first])
+    inside = np.arange(int(graph.end_node[run.first]) - start)
+    node[graph.first_node[others] + inside] = start + inside
 
 
-def _find_runs(graph: Graph) -> list[Run]:
+def _find_runs(graph: Graph, depth: int | None) -> list[Run]:
     """Returns runs of siblings that may be folded, outer layers before inner ones."""
-    signatures = sign_layers(graph)
-    leaving = _LeavingEdges(graph)
-    children = group_children(graph.layers.parent)
-    runs = chain.from_iterable(_split(graph, siblings, signatures) for siblings in children.values())
-    return sorted(filter(leaving.is_closed, runs))  # a layer precedes the layers inside it
+    layers, leaving = graph.layers, _LeavingEdges(graph)
+    number = np.array([_number_of(place.label) for place in layers.places], np.int64)[layers.place]
+    number = np.where(layers.kind == _MODULE, number, NONE)
+    if depth is not None:
+        number[layers.depth > depth] = NONE
+    siblings = np.argsort(layers.parent, kind="stable")
+    one, other = siblings[:-1], siblings[1:]
+    step = number[other] - number[one]
+    step[(number[one] < 0) | (number[other] < 0) | (layers.parent[one] != layers.parent[other])] = 0
+    step[np.abs(step) != 1] = 0
+    if step.any():  # signatures take the time of all layers
+        signatures = sign_layers(graph)
+        step[signatures[one] != signatures[other]] = 0
+    # A layer precedes the layers inside it.
+    return sorted(filter(leaving.is_closed, _split(siblings, step)))
 
 
-def _split(graph: Graph, siblings: Sequence[int], signatures: Sequence[int]) -> Iterator[Run]:
-    """Yields the longest runs of equal siblings with ascending numbers, or descending ones in backward."""
-    run: list[int] = []
-    direction = 0
-    numbers = [_number(graph, sibling) for sibling in siblings]
-    for sibling, number in zip([*siblings, NONE], [*numbers, None], strict=True):
-        last = _number(graph, run[-1]) if run else None
-        step = 0 if number is None or last is None else number - last
-        is_next = (
-            run and abs(step) == 1 and direction in (0, step) and signatures[sibling] == signatures[run[-1]]
-        )
-        if is_next:
-            direction = step
-            run.append(sibling)
-            continue
-        if len(run) > 1:
-            yield Run(run[0], tuple(run))
-        run, direction = ([sibling] if number is not None else []), 0
+def _split(siblings: Rows, step: Column) -> Iterator[Run]:
+    """Yields the longest runs of equal siblings with ascending numbers, or descending ones in backward.
+
+    Args:
+        siblings: layers, in which the children of a layer are adjacent.
+        step: from each but the last of these to the next: 1 or -1 if they may be in one run, else 0.
+    """
+    bounds = np.flatnonzero(np.diff(step, prepend=0, append=0))
+    steps = step[bounds[:-1]]
+    taken = NONE  # the last layer of a run so far
+    for begin, end, direction in zip(bounds[:-1].tolist(), bounds[1:].tolist(), steps.tolist(), strict=True):
+        first = max(
+            begin, taken + 1
+        )  # where the direction changes, the layer between belongs to the run before
+        if direction and first < end:
+            yield Run(int(siblings[first]), tuple(siblings[first : end + 1].tolist()))
+            taken = end
 
 
-def _number(graph: Graph, layer: int) -> int | None:
-    if graph.layers.kind[layer] != _MODULE:
-        return None
-    label = graph.layers.places[int(graph.layers.place[layer])].label
-    return int(label) if label.isdecimal() else None
+def _number_of(label: str) -> int:
+    """Returns the number that a label is; NONE for another label."""
+    return int(label) if label.isdecimal() and len(label) < 19 else NONE
 
 
 class _LeavingEdges:
@@ -103,8 +113,9 @@ class _LeavingEdges:
 
     def is_closed(self, run: Run) -> bool:
         """Returns whether no path between two layers of a run leads through anything outside of the run."""
-        first = min(int(self._graph.first_node[layer]) for layer in run.layers)
-        end = max(int(self._graph.end_node[layer]) for layer in run.layers)
+        layers = np.array(run.layers)
+        first = int(self._graph.first_node[layers].min())
+        end = int(self._graph.end_node[layers].max())
         order = self._graph.nodes.order
         latest = int(order[first:end].max(initial=NONE))
         met: set[int] = set()

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...recording.arrow.arrays import from_numpy, to_numpy
+from ...recording.arrow.arrays import to_numpy
 from ...recording.phase import PHASES, RECOMPUTE
 from ...recording.protocols import RecordingData
 from ...recording.role import GRAD_OUTPUT, OUTPUT, PARAMETER, PARAMETER_GRAD
 from ...recording.statistics.moments import RAW, StatColumns, Stats, read_statistics
 from ..tables.calls import Calls, iterate_levels
-from ..tables.columns import Column, Rows, column_of, split_rows
+from ..tables.columns import Column, Rows, column_of, keep_rows, split_rows
 from ..tables.placement import NOWHERE, Placer
 from ..tables.values import PlacedValues
 from .value_summary import KINDS, NonFiniteCount, SlotValues, ValueSummary
@@ -60,9 +60,9 @@ def read_values(data: RecordingData, step: int | None) -> StepValues:
     """Returns the rows of a step that have statistics, except those of single ops."""
     values = data.table("values")
     is_of_step = column_of(values, "step") == step if step is not None else np.zeros(values.num_rows, bool)
-    table = values.select([*_COLUMNS, *RAW]).filter(from_numpy(is_of_step))
+    table = keep_rows(values.select([*_COLUMNS, *RAW]), is_of_step)
     is_measured = to_numpy(table["count"].is_valid()) & (column_of(table, "op_id") < 0)
-    table = table.filter(from_numpy(is_measured))
+    table = keep_rows(table, is_measured)
     of_step = PlacedValues(data=data, table=table)
     kind = np.array([_KIND_OF_ROLE.get(role, _NO_KIND) for role in of_step.roles] + [_NO_KIND])[of_step.role]
     is_recomputed = (kind == _OUTPUT) & (of_step.phase == PHASES.index(RECOMPUTE))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..graph.columns import Graph
+from ..graph.layers import follow
 from ..tables.columns import Column, Rows, take
 from .tables import NONE
 
@@ -88,8 +89,6 @@ def cut_graph(graph: Graph, most: int) -> GraphCut:
     deepest = int(np.searchsorted(np.cumsum(counts), most, side="right")) - 1
     shown = depth <= max(deepest, 0)
     parent = np.concatenate([graph.layers.parent, graph.nodes.layer])
-    stands_for = rows.copy()
-    for row in np.flatnonzero(~shown).tolist():  # a layer precedes the layers inside it
-        stands_for[row] = stands_for[parent[row]]
+    stands_for = follow(np.where(shown, rows, parent))
     number = np.cumsum(shown) - 1
     return GraphCut(max(deepest, 0), np.flatnonzero(shown), number[stands_for])

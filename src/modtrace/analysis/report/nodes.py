@@ -13,7 +13,8 @@ from ...recording.protocols import RecordingData
 from ..graph.columns import BUFFER, DATA, INPUT, LAYER_KINDS, NEXT, NODE_KINDS, OP, PARAMETER, Graph, Numbers
 from ..graph.parts import forms_of_op
 from ..graph_view.fold import fold_graph
-from ..tables.columns import Column, RowFinder, column_of, dictionary_codes, take
+from ..tables.calls import iterate_levels
+from ..tables.columns import Column, RowFinder, Rows, column_of, columns_at, dictionary_codes, take
 from ..tables.inside import with_inside
 from .limits import GraphCut
 from .modules import Place
@@ -45,27 +46,36 @@ def tabulate_nodes(
         index: the row of each module.
         origins: the shown rows in which NaN or infinite values came up.
     """
+    whole, shown_layers = graph, cut.shown[cut.shown < len(graph.layers)]
+    graph = _take(graph, shown_layers, cut.shown[len(shown_layers) :] - len(graph.layers))
     layers, nodes, size = graph.layers, graph.nodes, len(graph.layers)
     places = [index.get((place.root, place.path), NONE) for place in layers.places]
-    module = np.array([*places, NONE], np.int64)[layers.place]
+    module = np.array([*places, NONE], np.int64)
     dtypes = _of_tensors(graph, graph.tensors.dtypes)
     no_texts: _Texts = (np.full(len(nodes), NONE), ())
 
     def of_places(name: str) -> _Texts:
         return layers.place, [getattr(place, name) for place in layers.places]
 
+    def shown(*rows: Column) -> Column:
+        return cut.renumber(np.concatenate(rows))  # of a hidden row, the layer around it
+
     columns = [
         _coded("kind", "kind", (layers.kind, LAYER_KINDS), (nodes.kind, NODE_KINDS)),
         _coded("label", "label", of_places("label"), _label_nodes(graph)),
         _coded("name", "name", of_places("name"), (nodes.name, nodes.names)),
         _coded("type", "type", of_places("type"), no_texts),
-        number_column("parent", "inside of", "node", layers.parent, nodes.layer),
-        number_column("module", "module", "module", module, take(module, nodes.layer)),
+        number_column("parent", "inside of", "node", shown(layers.parent, nodes.layer)),
+        number_column(
+            "module", "module", "module", module[layers.place], module[take(whole.layers.place, nodes.layer)]
+        ),
         _coded("phase", "phase", (layers.phase, PHASES), (nodes.phase, PHASES), kind="phase", default=True),
         number_column("call", "call", "count", layers.nth, nodes.nth, about="The n-th in the step, from 0."),
-        number_column("order", "order", "count", _first_orders(graph), nodes.order),
-        number_column("twin", "goes back to", "node", layers.repeats, _shift(nodes.repeats, size)),
-        *_folded(graph),
+        number_column("order", "order", "count", _first_orders(whole)[shown_layers], nodes.order),
+        number_column(
+            "twin", "goes back to", "node", shown(layers.repeats, _shift(nodes.repeats, len(whole.layers)))
+        ),
+        *_folded(whole, cut),
         *_numbers(layers.numbers, nodes.numbers, "device time" if graph.device_times else "time"),
         number_column("start", "start", "seconds", *_starts(graph)),
         text_column("shape", "shape", _of_tensors(graph, graph.tensors.shape_texts)),
@@ -76,24 +86,23 @@ def tabulate_nodes(
         _flag("is_view", "view", np.zeros(size, bool), nodes.is_view),
     ]
     if layers.compiled.any():
-        of_ops = (nodes.kind == NODE_KINDS.index(OP)) & np.append(layers.compiled, False)[nodes.layer]
+        of_ops = (nodes.kind == NODE_KINDS.index(OP)) & np.append(whole.layers.compiled, False)[nodes.layer]
         columns.append(_flag("compiled", "compiled", layers.compiled, of_ops))
-    shown = [_take(column, cut) for column in columns]
     if origins:
         came_up = np.isin(np.arange(len(cut.shown)), list(origins))
-        shown.append(_flag("origin", "NaN or inf came up here", came_up))
-    return ReportTable(rows=len(cut.shown), columns=tuple(shown))
+        columns.append(_flag("origin", "NaN or inf came up here", came_up))
+    return ReportTable(rows=len(cut.shown), columns=tuple(columns))
+
+
+def _take(graph: Graph, layers: Rows, nodes: Rows) -> Graph:
+    """Returns the graph with some layers and nodes, which still refer to rows of the whole graph."""
+    columns = columns_at(graph.layers, layers) | {"numbers": graph.layers.numbers.take(layers)}
+    return replace(graph, layers=replace(graph.layers, **columns), nodes=graph.nodes.take(nodes))
 
 
 def _shift(rows: Column, size: int) -> Column:
     """Returns row numbers of nodes as rows of the table, in which `size` layers come first."""
     return np.where(rows >= 0, rows + size, NONE)
-
-
-def _take(column: ReportColumn, cut: GraphCut) -> ReportColumn:
-    """Returns the shown rows of a column. References to a hidden row become references to the layer around it."""
-    values = column.values[cut.shown]
-    return replace(column, values=cut.renumber(values) if column.kind == "node" else values)
 
 
 def _flag(name: str, label: str, *parts: Column) -> ReportColumn:
@@ -140,21 +149,20 @@ def _first_orders(graph: Graph) -> Column:
     first = np.full(len(graph.layers), len(order), np.int64)
     inside = graph.nodes.layer >= 0
     np.minimum.at(first, graph.nodes.layer[inside], order[inside])
-    for layer in range(len(first) - 1, -1, -1):
-        above = graph.layers.parent[layer]
-        if above >= 0:
-            first[above] = min(first[above], first[layer])
+    for level in reversed(list(iterate_levels(graph.layers.parent))[1:]):
+        np.minimum.at(first, graph.layers.parent[level], first[level])
     return first
 
 
-def _folded(graph: Graph) -> tuple[ReportColumn, ReportColumn]:
-    folding, size = fold_graph(graph), len(graph.layers)
+def _folded(graph: Graph, cut: GraphCut) -> tuple[ReportColumn, ReportColumn]:
+    folding, size = fold_graph(graph, depth=cut.depth), len(graph.layers)
     stands_for = np.concatenate([folding.layer, folding.node + size])
     rows = np.arange(len(stands_for))
+    folded = np.where(stands_for == rows, NONE, stands_for)
     count = np.bincount(stands_for, minlength=len(rows))
     return (
-        number_column("folded", "shown as", "node", np.where(stands_for == rows, NONE, stands_for)),
-        number_column("count", "stands for", "count", count),
+        number_column("folded", "shown as", "node", cut.renumber(folded[cut.shown])),
+        number_column("count", "stands for", "count", count[cut.shown]),
     )
 
 

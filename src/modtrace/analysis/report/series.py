@@ -11,7 +11,7 @@ from ...recording.protocols import RecordingData
 from ...recording.role import OP_ROLES, PARAMETER_GRAD, TABLE
 from ...recording.statistics.known import title_of
 from ...recording.statistics.tier2 import read_tier2
-from ..tables.columns import Bools, Column
+from ..tables.columns import Bools, Column, dictionary_codes
 from ..values.history_statistics import (
     Cells,
     count_nonfinite,
@@ -46,7 +46,7 @@ class RoleValues:
 
 def read_measured(data: RecordingData) -> list[RoleValues]:
     """Returns the measured values of modules and parameters, one entry a role; empty if nothing was measured."""
-    roles = set(data.table("sites")["role"].to_pylist())
+    _, roles = dictionary_codes(data.table("sites")["role"])
     measured: list[RoleValues] = []
     sites = 0
     for role in TABLE:

@@ -7,10 +7,10 @@ from functools import cached_property, partial
 import numpy as np
 import pyarrow as pa
 
-from ...recording.arrow.arrays import from_numpy, to_numpy
+from ...recording.arrow.arrays import to_numpy
 from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, PHASES, RECOMPUTE
 from ...recording.protocols import RecordingData
-from .columns import Column, RowFinder, Rows, column_of, phase_codes, ranges
+from .columns import Column, RowFinder, Rows, column_of, find_rows, keep_rows, phase_codes, ranges
 from .placement import NO_PLACE_NAMES, NOWHERE, OPTIMIZERS, PlaceName, Placer
 
 #: A recompute or backward takes the place of the call that it repeats, so it is placed after that.
@@ -113,11 +113,12 @@ def read_calls(table: pa.Table, placer: Placer, steps: Column | int, *, also: Co
     referred = _read_repeated(table)[is_kept]
     if also is not None:
         referred = np.concatenate([referred, also])
-    missing = np.setdiff1d(referred[referred >= 0], call_ids[is_kept])
+    referred = referred[referred >= 0]
+    missing = referred[find_rows(call_ids[is_kept], referred) < 0]
     earlier = np.unique(step[np.isin(call_ids, missing)])
     if len(earlier):
         is_kept = is_kept | np.isin(step, earlier)
-    return _read_table(table.filter(from_numpy(is_kept)), placer, steps)
+    return _read_table(keep_rows(table, is_kept), placer, steps)
 
 
 def read_all_calls(table: pa.Table, placer: Placer) -> Calls:

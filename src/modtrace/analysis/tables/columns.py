@@ -26,6 +26,13 @@ def column_of(table: pa.Table, name: str) -> Column:
     return to_numpy(table[name], null=-1)
 
 
+def keep_rows(table: ArrowTable, kept: Bools) -> ArrowTable:
+    """Returns the rows for which `kept` is true. Adjacent rows, as those of a step, are not copied."""
+    count, first = int(np.count_nonzero(kept)), int(np.argmax(kept)) if len(kept) else 0
+    is_slice = bool(kept[first : first + count].all())
+    return table.slice(first, count) if is_slice else table.filter(from_numpy(kept))
+
+
 def dictionary_codes(column: pa.ChunkedArray) -> tuple[Column, tuple[str, ...]]:
     """Returns a dictionary column as codes of one dictionary for all chunks, and that dictionary; -1 for null."""
     known: dict[str, int] = {}
@@ -50,9 +57,21 @@ def phase_codes(column: pa.ChunkedArray) -> Column:
     return np.concatenate(chunks) if chunks else np.empty(0, np.int8)
 
 
+def repeat(value: Any, count: int, kind: npt.DTypeLike = np.int64) -> Column:
+    """Returns a column with the same value in all rows, which takes no memory and can't be changed."""
+    return np.broadcast_to(np.array(value, kind), count)
+
+
 def columns_at(table: object, rows: Column) -> dict[str, Any]:
     """Returns the columns of a dataclass by their names, reduced to some rows."""
-    return {name: getattr(table, name)[rows] for name in _names_of_columns(table)}
+    columns = {name: getattr(table, name) for name in _names_of_columns(table)}
+    return {name: _at(column, rows) for name, column in columns.items()}
+
+
+def _at(column: Column, rows: Column) -> Column:
+    if column.strides != (0,) or rows.dtype == np.bool_:
+        return column[rows]
+    return np.broadcast_to(column[:1].reshape(()) if len(column) else column, len(rows))  # see `repeat`
 
 
 def join_columns(tables: Sequence[object]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from ...recording.phase import BACKWARD, FORWARD, PHASES, RECOMPUTE
 from ...recording.protocols import RecordingData
 from ...recording.raw_tensor import RawTensor
 from ...recording.schema import schema
-from .columns import column_of, phase_codes
+from .columns import column_of, keep_rows, phase_codes
 
 _DETACH = "aten.detach.default"
 
@@ -47,7 +47,7 @@ def with_inside(data: RecordingData, *steps: int, fused: bool = True) -> Recordi
 def _read_runs(data: RecordingData, steps: Collection[int] | None) -> list[_Row]:
     table = data.table("compiled_runs")
     if steps is not None:
-        table = table.filter(from_numpy(np.isin(column_of(table, "step"), list(steps))))
+        table = keep_rows(table, np.isin(column_of(table, "step"), list(steps)))
     return list(table.to_pylist())
 
 

@@ -12,7 +12,17 @@ from ...recording.phase import FORWARD, OPTIMIZER, PHASES
 from ...recording.protocols import RecordingData
 from .calls import Calls, read_calls
 from .chosen_step import ChosenSteps, ShownStep, choose_step
-from .columns import Bools, Column, Rows, column_of, columns_at, dictionary_codes, find_rows, phase_codes
+from .columns import (
+    Bools,
+    Column,
+    Rows,
+    column_of,
+    columns_at,
+    dictionary_codes,
+    find_rows,
+    keep_rows,
+    phase_codes,
+)
 from .device_times import durations_on_device
 from .inside import with_inside
 from .placement import OPTIMIZERS, OUTSIDE, UNRECORDED, Module, Placer
@@ -106,9 +116,9 @@ def read_ops(
     if inside and len(steps.numbers):
         data = with_inside(data, *steps.numbers.tolist(), fused=False)
     recorded, only = data.table("ops"), _to_code(phase)
-    table = recorded.select(_COLUMNS).filter(from_numpy(np.isin(column_of(recorded, "step"), steps.numbers)))
+    table = keep_rows(recorded.select(_COLUMNS), np.isin(column_of(recorded, "step"), steps.numbers))
     if only is not None:
-        table = table.filter(from_numpy(phase_codes(table["phase"]) == only))
+        table = keep_rows(table, phase_codes(table["phase"]) == only)
     calls = _read_calls(data, steps, column_of(table, "call_id"))
     return _to_columns(table, calls, steps=steps, recorded=recorded.num_rows > 0, only_phase=only)
 

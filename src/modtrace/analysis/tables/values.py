@@ -18,6 +18,7 @@ from .columns import (
     column_of,
     dictionary_codes,
     find_rows,
+    keep_rows,
     phase_codes,
     take,
     text_codes,
@@ -127,9 +128,10 @@ class PlacedValues:
 
     def find_own_places(self, placer: Placer) -> Rows:
         """Returns the index of the place of each site's own module; NOWHERE for a parameter that no module owns."""
-        modules = column_of(self.data.table("sites"), "module_id").tolist()
-        places = [NOWHERE if module == NO_MODULE else placer.place(module, NOWHERE) for module in modules]
-        return np.array([*places, NOWHERE], np.int64)[self.site]
+        places = np.full(len(self.module), NOWHERE, np.int64)
+        owned = np.flatnonzero(self.module != NO_MODULE)
+        places[owned] = placer.place_all(self.module[owned], places[owned])
+        return places
 
     def find_places(self, calls: Calls, *, call_id: Column | None = None) -> Rows:
         """Returns the index of each row's place; NOWHERE for a parameter that no module owns.
@@ -162,7 +164,7 @@ def read_measured_values(data: RecordingData, step: int | None) -> PlacedValues:
     table = data.table("values").select(MEASURED_NUMBERS)
     kept = np.zeros(table.num_rows, bool) if step is None else column_of(table, "step") == step
     kept &= to_numpy(table["count"].is_valid())
-    return PlacedValues(data=data, table=table.filter(from_numpy(kept)))
+    return PlacedValues(data=data, table=keep_rows(table, kept))
 
 
 def find_notes(data: RecordingData, call_id: Column) -> tuple[Column, tuple[str, ...]]:

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...errors import NothingRecordedError
-from ...recording.arrow.arrays import from_numpy
 from ...recording.module_path import join
 from ...recording.options.path_filter import PathFilter, describe_unmatched, to_path_filter, unmatched
 from ...recording.options.schedule import to_schedule
@@ -16,7 +15,16 @@ from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, PHASES, RECOMPUTE
 from ...recording.protocols import RecordingData
 from ...recording.role import GRAD_INPUT, GRAD_OUTPUT, INPUT, LOSS, OP_OUTPUT, OUTPUT, ROLES
 from ..tables.calls import read_all_calls
-from ..tables.columns import ArrowTable, Bools, Column, Rows, column_of
+from ..tables.columns import (
+    ArrowTable,
+    Bools,
+    Column,
+    Rows,
+    column_of,
+    dictionary_codes,
+    keep_rows,
+    number_keys,
+)
 from ..tables.missing_rows import explain_none, require_rows, say_missing
 from ..tables.placement import NOWHERE, Placer
 from ..tables.values import PlacedValues
@@ -55,7 +63,7 @@ class SelectedValues:
 
     def filter(self, kept: Bools) -> "SelectedValues":
         """Returns a selection of the rows, with all names."""
-        return replace(self, table=self.table.filter(from_numpy(kept)), site=self.site[kept])
+        return replace(self, table=keep_rows(self.table, kept), site=self.site[kept])
 
 
 @dataclass(frozen=True)
@@ -110,7 +118,7 @@ def select_values(data: RecordingData, selection: Selection) -> SelectedValues:
         first.setdefault((one.place, one.op, one.op_nth), one)
     is_of_calls = selection.role in _OF_CALLS
     return SelectedValues(
-        table=values.table.take(rows),
+        table=keep_rows(values.table, np.isin(np.arange(len(kept)), rows, assume_unique=True)),
         site=site,
         names=tuple(_name(one, selection.role, has_roots) for one in shown),
         primary=tuple(not is_of_calls or first[one.place, one.op, one.op_nth] == one for one in shown),
@@ -123,11 +131,11 @@ def _read_role(data: RecordingData, selection: Selection) -> PlacedValues:
     table = kept_values(data) if selection.kept else data.table("values")
     require_rows(data, "values")
     values = PlacedValues(data=data, table=table)
-    rows = np.flatnonzero(values.is_of(selection.role))
-    if not len(rows):
+    is_selected = values.is_of(selection.role)
+    if not is_selected.any():
         roles = sorted(values.roles[code] for code in np.unique(values.role).tolist() if code >= 0)
         raise NothingRecordedError(_describe_no_role(selection, roles) + say_missing(data.meta.marks))
-    return PlacedValues(data=data, table=table.take(rows))
+    return PlacedValues(data=data, table=keep_rows(table, is_selected))
 
 
 def kept_values(data: RecordingData) -> ArrowTable:
@@ -179,15 +187,21 @@ class _Places:
 def _find_sites(values: PlacedValues, places: _Places) -> tuple[Rows, list[_Site]]:
     """Returns the index of each row's site, and the sites."""
     sites = values.data.table("sites")
-    slots, ops = sites["slot"].to_pylist(), sites["op"].to_pylist()
-    op_nths = column_of(sites, "op_nth")
-    pairs, which = np.unique((values.site << 32) + places.of_row + 1, return_inverse=True)
-    known: dict[_Site, int] = {}
-    codes: list[int] = []
-    for site, where in zip((pairs >> 32).tolist(), (pairs % 2**32 - 1).tolist(), strict=True):
-        key = _Site(where, places.find_owner(where, slots[site]), ops[site], int(op_nths[site]))
-        codes.append(known.setdefault(key, len(known)))
-    return np.array(codes, np.int64)[which], list(known)
+    op, ops = dictionary_codes(sites["op"])
+    op_nth = values.at_sites(column_of(sites, "op_nth"))
+    columns = (places.of_row, values.slot, values.at_sites(op), op_nth)
+    order = np.lexsort((places.of_row, values.site))
+    keys, _ = number_keys(*((column[order], column[:0]) for column in columns))
+    _, first, which = np.unique(keys, return_index=True, return_inverse=True)
+    rows = np.sort(first)  # the sites are in the order in which the table has them
+    code = np.empty(len(order), np.int64)
+    code[order] = np.searchsorted(rows, first)[which]
+    described = zip(*(column[order[rows]].tolist() for column in columns), strict=True)
+    distinct = [
+        _Site(place, places.find_owner(place, values.slots[slot]), (*ops, None)[op], nth)
+        for place, slot, op, nth in described
+    ]
+    return code, distinct
 
 
 def _match(paths: PathFilter, distinct: Sequence[_Site], selection: Selection) -> Bools:
@@ -239,9 +253,10 @@ def _is_no_counter(kept: Bools, values: PlacedValues) -> Bools:
 
     A state is a counter if it has a single element for each parameter, unless all states do.
     """
-    states = np.array([state_of(slot) for slot in values.slots], object)[values.slot]
-    larger = set(states[kept & (column_of(values.table, "numel") > 1)])
-    return np.array([not larger or state in larger for state in states], np.bool_)
+    states = [state_of(slot) for slot in values.slots]
+    is_larger = kept & (column_of(values.table, "numel") > 1)
+    larger = {states[code] for code in np.unique(values.slot[is_larger]).tolist()}
+    return np.array([not larger or state in larger for state in states], np.bool_)[values.slot]
 
 
 def state_of(name: str) -> str:

@@ -235,7 +235,7 @@ def _scan_nonfinite(
 
     Rows of single ops are left out, because infinities there may be intended, such as the `-inf` of a mask.
     """
-    offset, of_masks = 0, [] if sites is None else sites_of_roles(sites, _OF_MASKS)
+    offset, of_masks = 0, np.empty(0, np.int64) if sites is None else sites_of_roles(sites, _OF_MASKS)
     for batch in values.select(["step", "nan_count", "inf_count", "op_id", "site_id"]).to_batches():
         step, nan_count, inf_count = (to_numpy(column) for column in batch.columns[:3])
         rows = np.flatnonzero((nan_count | inf_count) > 0)
@@ -247,10 +247,13 @@ def _scan_nonfinite(
         offset += batch.num_rows
 
 
-def sites_of_roles(sites: pa.Table, roles: Collection[str]) -> list[int]:
+def sites_of_roles(sites: pa.Table, roles: Collection[str]) -> npt.NDArray[Any]:
     """Returns the sites at which tensors of these roles are seen."""
-    rows = sites.select(["site_id", "role"]).to_pylist()
-    return [row["site_id"] for row in rows if row["role"] in roles]
+    is_wanted = [np.empty(0, np.bool_)]
+    for chunk in sites["role"].chunks:
+        of_dictionary = [role in roles for role in chunk.dictionary.to_pylist()]
+        is_wanted.append(np.array([*of_dictionary, False])[to_numpy(chunk.indices)])
+    return np.asarray(to_numpy(sites["site_id"])[np.concatenate(is_wanted)])
 
 
 def columns_of(many: Sequence[Stats]) -> StatColumns:
@@ -272,9 +275,8 @@ def divide(numbers: npt.NDArray[Any], count: Counts) -> Numbers:
 
 def add_up(numbers: Sequence[float]) -> float:
     """Returns the sum, rounded once. It is NaN for infinities of both signs, and infinite if no float can hold it."""
-    special = [number for number in numbers if not math.isfinite(number)]
-    if special:
-        return sum(special)
+    if not all(map(math.isfinite, numbers)):
+        return sum(number for number in numbers if not math.isfinite(number))
     try:
         return math.fsum(numbers)
     except OverflowError:  # maybe only a partial sum is too large, which depends on the order
