@@ -31,7 +31,7 @@ PARTS = {
     "planted": ("whom each tool names for planted NaN and infinities", 1),
     "compare": ("whom each tool names where two runs part", 3),
     "healthy_runs": ("what the checks say of healthy trainings", 8),
-    "growth": ("time and memory of recordings of 1,000,000 calls or ops", 12),
+    "growth": ("time and memory of recordings of 1,000,000 calls or ops", 15),
     "datasets": ("questions about datasets of 10 million rows, by DuckDB", 3),
     "open_large": ("who made the first NaN in recordings of 10 million rows", 15),
 }

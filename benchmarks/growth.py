@@ -135,7 +135,7 @@ def main() -> None:
         return
     for name in options.only.split(",") if options.only else KINDS:
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-            print_growth(name, KINDS[name], 100 if options.quick else KINDS[name].size, Path(folder))
+            print_growth(name, KINDS[name], 20 if options.quick else KINDS[name].size, Path(folder))
 
 
 def print_growth(name: str, kind: Kind, size: int, folder: Path) -> None:
