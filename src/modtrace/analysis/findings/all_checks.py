@@ -1,5 +1,6 @@
 """Lists the checks of modtrace, in the order in which equally grave findings are shown."""
 
+from .attention_logits import ATTENTION_LOGITS
 from .check import RunCheck
 from .dead_units import DEAD_UNITS
 from .dropout_in_eval import DROPOUT_IN_EVAL
@@ -9,6 +10,7 @@ from .gradient_depth import GRADIENTS_OVER_DEPTH
 from .graph_over_steps import GRAPH_OVER_STEPS
 from .input_bound import INPUT_BOUND
 from .loss_spike import LOSS_SPIKE
+from .massive_activations import MASSIVE_ACTIVATIONS
 from .memory_growth import MEMORY_GROWTH
 from .modes import MODES
 from .no_gradient import NO_GRADIENT
@@ -43,5 +45,7 @@ CHECKS: tuple[RunCheck, ...] = (
     UNUSED_EXPERTS,
     FLOAT16_RANGE,
     UPDATE_SIZE,
+    ATTENTION_LOGITS,
+    MASSIVE_ACTIVATIONS,
     LOSS_SPIKE,
 )

@@ -44,10 +44,11 @@ class StepSeries:
         return np.asarray(self.is_measured & (self.stats.min == 0) & (self.stats.max == 0))
 
     def median(self, statistic: Column) -> Column:
-        """Returns for each site the median over the steps in which it was measured; NaN without such a step."""
+        """Returns for each site the median over the steps in which the statistic is a number; NaN without."""
         middle = np.full(len(self.site_id), np.nan)
-        known = self.is_measured.any(axis=1)
-        middle[known] = np.nanmedian(np.where(self.is_measured, statistic, np.nan)[known], axis=1)
+        numbers = np.where(self.is_measured, statistic, np.nan)
+        known = ~np.isnan(numbers).all(axis=1)
+        middle[known] = np.nanmedian(numbers[known], axis=1)
         return middle
 
     def take(self, rows: Rows) -> "StepSeries":
