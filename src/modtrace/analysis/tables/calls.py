@@ -113,11 +113,9 @@ def read_calls(table: pa.Table, placer: Placer, steps: Column | int, *, also: Co
     referred = _read_repeated(table)[is_kept]
     if also is not None:
         referred = np.concatenate([referred, also])
-    referred = referred[referred >= 0]
-    missing = referred[find_rows(call_ids[is_kept], referred) < 0]
-    earlier = np.unique(step[np.isin(call_ids, missing)])
-    if len(earlier):
-        is_kept = is_kept | np.isin(step, earlier)
+    missing = referred[(referred >= 0) & (find_rows(call_ids[is_kept], referred) < 0)]
+    if len(missing):
+        is_kept = is_kept | np.isin(step, step[np.isin(call_ids, missing)])
     return _read_table(keep_rows(table, is_kept), placer, steps)
 
 

@@ -65,7 +65,8 @@ class IndexedTables:
         """
         table = self._batches_of(name)
         rows = [table.find(column, np.unique(ids[ids >= 0])) for column, ids in wanted.items()]
-        return table.take(np.unique(np.concatenate(rows)), columns)
+        ordered = np.sort(np.concatenate(rows))  # np.unique takes ten times as long
+        return table.take(ordered if len(rows) == 1 else ordered[np.diff(ordered, prepend=-1) > 0], columns)
 
     def find_op(self, op_id: int) -> Mapping[str, Any] | None:
         """Returns the row of an op; None if it is not in the recording."""

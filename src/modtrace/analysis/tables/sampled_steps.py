@@ -31,8 +31,8 @@ _WARM_UP = 2
 #: The phases of calls that tell whether steps are alike. How often a backward reaches a root may differ.
 _OUTER = (PHASES.index(FORWARD), PHASES.index(OPTIMIZER))
 
-#: How many rows of a table are read of several steps: 500,000 calls take about 100 MB.
-_MOST_ROWS = 500_000
+#: How many rows of a table are read of several steps: 250,000 calls take about 50 MB.
+_MOST_ROWS = 250_000
 
 
 class SampledSteps(IndexedTables):
@@ -115,7 +115,7 @@ class SampledSteps(IndexedTables):
         return np.array(kinds, np.int64)
 
     def limit(self, steps: Column, *tables: str) -> Column:
-        """Returns the newest of the steps that have at most 500,000 rows in each table, and at least the last."""
+        """Returns the newest of the steps that have at most 250,000 rows in each table, and at least the last."""
         for name in tables:
             step = column_of(self.find(name, ["step"], step=steps), "step")
             rows = np.bincount(np.searchsorted(steps, step), minlength=len(steps))
