@@ -68,9 +68,9 @@ def test_medians_of_requested_steps_are_shown(command: Command, recordings: Reco
     assert (
         "median of 2 steps, 0 to 1 (train), 8.00us;" in command("show", "run.modtrace", "--steps", "0:2").out
     )
-    refused = command("show", "run.modtrace", "--steps", "5:").err
+    refused = command("show", "run.modtrace", "--steps", "5:", code=2).err
     assert "steps='5:' holds no step of this recording that has ended; there are: 0..1" in refused
-    both = command("show", "run.modtrace", "--steps", "0:", "--step", "1").err
+    both = command("show", "run.modtrace", "--steps", "0:", "--step", "1", code=2).err
     assert "steps='0:': a single step is requested too, step=1; give one of them" in both
 
 
