@@ -44,7 +44,10 @@ def ROUNDED_UPDATES(run: SampledSteps, steps: int = 5) -> Iterator[Finding]:
     is_same = _are_same(parameters)
     has_gradient = _have_gradient(run, parameters, gradients)
     is_stuck = is_same & has_gradient & (measured >= steps)
-    yield from _find_unchanged(run, parameters, np.flatnonzero(is_stuck & ~is_low), measured)
+    is_judged = np.array([not str(name).startswith("LBFGS") for name, _ in _read_groups(run, parameters)])
+    # LBFGS steps without a change once it has converged.
+    stuck_high = np.flatnonzero(is_stuck & ~is_low & is_judged)
+    yield from _find_unchanged(run, parameters, stuck_high, measured)
     stuck = np.flatnonzero(is_stuck & is_low)
     if not len(stuck):
         return

@@ -7,12 +7,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
-from torch.nn.modules.dropout import _DropoutNd
 
 from ..identity_map import IdentityMap
 from ..log.segments import Segment
 from ..names.module_names import ModuleNames
+from ..names.walk import descendants
 
 
 class TrainingFlags:
@@ -43,6 +42,7 @@ class TrainingFlagReader:
             return
         known = self._known.get(module)
         if known is None or known.revision != self._names.revision:
+            self._known.sweep()  # models may come and go
             known = self._known[module] = _Model(module, self._names)
         segment.training = known.read()
 
@@ -53,7 +53,9 @@ class _Model:
     def __init__(self, module: nn.Module, names: ModuleNames) -> None:
         self.revision = names.revision
         found = [
-            (named.module_id, weakref.ref(part)) for part in _parts(module) if (named := names.get(part))
+            (named.module_id, weakref.ref(part))
+            for part in _parts(module)
+            if (named := names.get(part)) is not None
         ]
         self._module_ids = [module_id for module_id, _ in found]
         self._refs = [ref for _, ref in found]
@@ -62,23 +64,30 @@ class _Model:
     def read(self) -> TrainingFlags | None:
         # A module may have no `training`, if its class does not call `nn.Module.__init__`.
         parts = [ref() for ref in self._refs]
-        flags = [bool(getattr(part, "training", False)) for part in parts]
+        flags = [part is not None and vars(part).get("training") is True for part in parts]
         if self._module_ids and (self._last is None or self._last.flags != flags):
             self._last = TrainingFlags(self._module_ids, flags)
         return self._last
 
 
 def _parts(module: nn.Module) -> Iterator[nn.Module]:
+    """Yields a model, and its modules that compute something else in training."""
     yield module
-    for part in module.modules():
-        if part is not module and _differs_in_training(part):
-            yield part
+    yield from filter(_differs_in_training, descendants(module))
 
 
 def _differs_in_training(part: nn.Module) -> bool:
-    if isinstance(part, _DropoutNd):
-        return part.p > 0
-    if isinstance(part, _NormBase):
-        return part.track_running_stats  # without these it takes those of the batch also in evaluation
-    drops = isinstance(part, (nn.RNNBase, nn.MultiheadAttention)) and part.dropout > 0
-    return drops or "Drop" in type(part).__name__  # as DropPath of vision models
+    # By names, as DropPath of vision models has no base class of torch's. A module of the user's may lack attributes.
+    names = " ".join(kind.__name__ for kind in type(part).__mro__)
+    held = vars(part)
+    if "BatchNorm" in names or "InstanceNorm" in names:
+        return bool(
+            held.get("track_running_stats", True)
+        )  # without these it takes those of the batch in evaluation
+    if "RNNBase" in names or "MultiheadAttention" in names:
+        return _is_above_0(held.get("dropout", 0))
+    return "Drop" in names and _is_above_0(held.get("p", 1))
+
+
+def _is_above_0(value: object) -> bool:
+    return not isinstance(value, (int, float)) or value > 0

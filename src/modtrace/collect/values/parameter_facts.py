@@ -1,6 +1,7 @@
 """Records of each parameter of a model that trains whether it requires gradients, and which optimizer updates it."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,9 +12,11 @@ from ...measure.special import shape_of
 from ...recording.arrow.arrays import Coded
 from ...recording.failure_reporter import FailureReporter
 from ...recording.role import PARAMETER
+from ...torch_internals.modes import DisableTorchFunction
 from ...torch_internals.tensors import grad_of, requires_grad_of, version_of
 from ..identity_map import IdentityMap
 from ..names.module_names import ModuleNames
+from ..names.walk import walk
 from ..steps.cleared_gradients import MAX_ELEMENTS, is_zero
 from ..steps.step import Step
 from .sites import SiteIds
@@ -61,33 +64,38 @@ class ParameterFacts:
 
     def read_optimizer(self, optimizer: Any) -> None:
         """Reads the parameters of an optimizer that has stepped."""
-        try:
-            if self._names is not None:
+        with self._guard() as names:
+            if names is not None:
                 known = self._find(optimizer)
                 self._is_stale |= known.read(optimizer)
                 self._uncleared = known.watch_gradient(optimizer)
                 if self._steps_since in (0, _READ_EVERY - 1):
-                    self._read_gradients(self._names)
-        except Exception as error:
-            self._fail(error)
+                    self._read_gradients(names)
 
     def backward_began(self) -> None:
         """Notes which gradients are still as the last step of their optimizer left them."""
-        try:
-            if self._names is not None:
-                for optimizer, known in self._optimizers.items():
-                    known.check_gradient(optimizer)
-        except Exception as error:
-            self._fail(error)
+        with self._guard() as names:
+            for optimizer, known in self._optimizers.items() if names is not None else ():
+                known.check_gradient(optimizer)
 
     def backward_ended(self) -> None:
         """Notes the gradients to which a backward has added."""
+        with self._guard() as names:
+            for optimizer, known in self._optimizers.items() if names is not None else ():
+                known.note_addition(optimizer)
+
+    @contextmanager
+    def _guard(self) -> Iterator[ModuleNames | None]:
+        """Hides what we ask of tensors from the user's modes, and ends this table after an internal error.
+
+        Gives the names of modules; None if nothing is recorded.
+        """
         try:
-            if self._names is not None:
-                for optimizer, known in self._optimizers.items():
-                    known.note_addition(optimizer)
+            with DisableTorchFunction():
+                yield self._names
         except Exception as error:
-            self._fail(error)
+            self._names = None
+            self._reporter.rows_failed("parameters", error)
 
     def take_uncleared(self) -> bool | None:
         """Returns whether the last optimizer's step used gradients that were not cleared; None if it was its first."""
@@ -111,12 +119,10 @@ class ParameterFacts:
 
     def settle(self, step: Step, *, is_recorded: bool) -> None:
         """Reads what has changed by the end of a training step. Callers hold the lock over the tracker's events."""
-        if self._names is None or not is_recorded or not (step.stepped or step.accumulated):
-            return
-        try:
-            self._settle(step, self._names)
-        except Exception as error:
-            self._fail(error)
+        if is_recorded and (step.stepped or step.accumulated):
+            with self._guard() as names:
+                if names is not None:
+                    self._settle(step, names)
 
     def _settle(self, step: Step, names: ModuleNames) -> None:
         called = dict.fromkeys(segment.named.module_id for segment in step.segments)
@@ -127,24 +133,22 @@ class ParameterFacts:
             self._is_stale, self._read_at, self._steps_since = False, read_at, 0
             for owner, parameter in _walk(roots, names):
                 fact = self._read(parameter)
-                if self._known.get(owner) != fact:
+                if fact is not None and self._known.get(owner) != fact:
                     self._known[owner] = fact
                     self._rows.append((step.number or 0, owner, fact))
 
-    def _read(self, parameter: torch.Tensor) -> _Fact:
-        dtype = str(parameter.dtype).removeprefix("torch.")
+    def _read(self, parameter: torch.Tensor) -> _Fact | None:
+        """Returns the facts of a parameter; None if a subclass of the user's raises when asked for its dtype."""
+        try:
+            shape, dtype = shape_of(parameter), str(parameter.dtype).removeprefix("torch.")
+        except Exception:
+            return None
         for _, optimizer in self._optimizers.items():
             place = optimizer.places.get(id(parameter))
             if place is not None:
-                return _Fact(
-                    shape_of(parameter), dtype, place.requires_grad, optimizer.name, place.group, None
-                )
+                return _Fact(shape, dtype, place.requires_grad, optimizer.name, place.group, None)
         has_gradient = id(parameter) in self._with_gradient
-        return _Fact(shape_of(parameter), dtype, requires_grad_of(parameter), None, None, has_gradient)
-
-    def _fail(self, error: Exception) -> None:
-        self._names = None
-        self._reporter.rows_failed("parameters", error)
+        return _Fact(shape, dtype, requires_grad_of(parameter), None, None, has_gradient)
 
     def take_columns(self) -> dict[str, Any] | None:
         """Returns the rows since the last call; None if there are none."""
@@ -211,7 +215,7 @@ def _walk(roots: list[nn.Module], names: ModuleNames) -> Iterator[tuple[tuple[in
     """Yields each parameter of some models once, with the id of its module and its name there."""
     seen: set[int] = set()
     for root in roots:
-        for module in root.modules():
+        for module in (root, *(below for below, *_ in walk(root, "", ""))):
             named = names.get(module)
             if named is None:
                 continue
