@@ -14,9 +14,17 @@ from ...recording.triggers.watch import TriggerFinding
 from ..collectives.recorder import CollectiveRecorder
 from ..compile.compilations import CompilationRecorder
 from ..log.device_times import DeviceTimes
+from ..log.nesting import Ints
 from ..ops.recorder import OpRecorder
 from ..scopes.tracker import ScopeTracker
-from ..steps.call_rows import NthMemory, add_overheads, call_columns, optimizer_columns, step_columns
+from ..steps.call_rows import (
+    NthMemory,
+    add_overheads,
+    call_columns,
+    intervals_of,
+    optimizer_columns,
+    step_columns,
+)
 from ..steps.device_columns import add_device_times, device_events
 from ..steps.intervals import IntervalRecorder
 from ..steps.scalars import Scalars, free_scalars
@@ -144,7 +152,8 @@ class RowWriter:
         if self._with_device_times:
             self._read_device_times(steps, tracker.device_times)
         self._reporter.write_late()
-        batches, optimizer_ids = self._read_calls(steps, tracker)
+        measuring = intervals_of(steps)
+        batches, optimizer_ids = self._read_calls(steps, tracker, measuring)
         self._write_modules(tracker)
         self.compilations.write()
         self.collectives.write()
@@ -154,7 +163,7 @@ class RowWriter:
         step_rows = step_columns(steps) if steps else None
         parameters = self.parameters.take_columns()
         if steps or force:
-            self.intervals.write(steps)
+            self.intervals.write(steps, measuring)
         self._values.write(steps, self._memory, of_ops)
         if parameters is not None:
             self._sink.write("parameters", parameters)
@@ -179,14 +188,14 @@ class RowWriter:
         step = replace(step, number=number, values=self._values.measured_in(step))
         if are_finite(step.measured()):
             return []
-        calls, optimizer_ids = self._read_calls([step], tracker)
+        calls, optimizer_ids = self._read_calls([step], tracker, intervals_of([step]))
         self._write_modules(tracker)
         batches, parts = ([], ()) if ops is None else ops.open_rows(step, calls, optimizer_ids)
         batches += self._values.read_rows([step], self._memory, parts)
         return [*(("calls", columns) for columns in calls), *batches]
 
     def _read_calls(
-        self, steps: list[Step], tracker: ScopeTracker
+        self, steps: list[Step], tracker: ScopeTracker, measuring: Ints | None
     ) -> tuple[list[dict[str, Any]], Sequence[int]]:
         """Returns the rows of calls, with optimizer steps last, and the ids of the optimizer steps."""
         batches = call_columns(steps, self._memory, with_backward=self._with_backward)
@@ -194,7 +203,7 @@ class RowWriter:
         first_id = tracker.logs.take_ids(optimizer_count)
         optimizers = optimizer_columns(steps, first_id)
         batches += [optimizers] if optimizers else []
-        add_overheads(batches, steps)
+        add_overheads(batches, measuring)
         optimizer_ids = range(first_id, first_id + optimizer_count)
         if self._with_device_times:
             add_device_times(batches, steps, optimizer_ids)

@@ -95,24 +95,23 @@ def call_columns(steps: list[Step], memory: NthMemory, *, with_backward: bool) -
     return batches
 
 
-def add_overheads(batches: Iterable[Columns], steps: list[Step]) -> None:
-    """Adds the column `overhead_ns` to the rows of these steps' calls, if anything was measured in the steps."""
-    if any(True for step in steps for _ in step.measured()):
-        intervals = intervals_of(steps)
+def add_overheads(batches: Iterable[Columns], measuring: Ints | None) -> None:
+    """Adds the column `overhead_ns` to rows, given what `intervals_of` returns of their steps."""
+    if measuring is not None:
         for columns in batches:
-            columns["overhead_ns"] = overheads(columns, intervals)
+            columns["overhead_ns"] = _overheads(columns, measuring)
 
 
-def intervals_of(steps: list[Step]) -> Ints:
-    """Returns `[3, intervals]`: the thread, begin and end of each time spent measuring in these steps."""
+def intervals_of(steps: Sequence[Step]) -> Ints | None:
+    """Returns `[3, intervals]`: thread, begin and end of each time spent measuring; None if nothing was measured."""
     parts = []
     for measured in (measured for step in steps for measured in step.measured()):
         begin_end = np.array(measured.intervals, np.int64).reshape(-1, 2).T
         parts.append(np.concatenate([np.full((1, begin_end.shape[1]), measured.thread), begin_end]))
-    return np.concatenate(parts, axis=1) if parts else np.zeros((3, 0), np.int64)
+    return np.concatenate(parts, axis=1) if parts else None
 
 
-def overheads(columns: Columns, intervals: Ints) -> Ints:
+def _overheads(columns: Columns, intervals: Ints) -> Ints:
     """Returns the time spent measuring in each call, on its thread; masked where the call's end is not known.
 
     A call's output is measured after the call has ended, so this time counts for the enclosing call.
@@ -323,6 +322,9 @@ def step_columns(steps: Sequence[Step]) -> dict[str, Any]:
 
 def _overhead_ns(step: Step) -> int:
     """Returns the time spent measuring between the step's start and end, on all threads."""
-    _, begin, end = intervals_of([step])
+    measuring = intervals_of([step])
+    if measuring is None:
+        return 0
+    _, begin, end = measuring
     within = np.minimum(end, step.end_ns) - np.maximum(begin, step.start_ns)
     return int(np.maximum(within, 0).sum())

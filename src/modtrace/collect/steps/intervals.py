@@ -12,7 +12,7 @@ from ...torch_internals.data_loaders import unwatch_loaders, watch_loaders
 from ..log.listeners import Subscribers
 from ..log.nesting import Ints
 from ..log.thread_log import ThreadLogs
-from .call_rows import Columns, intervals_of, overheads
+from .call_rows import Columns, add_overheads
 from .step import Step
 
 BACKWARD, DATA, WRITING = "backward", "data", "writing"
@@ -84,10 +84,10 @@ class IntervalRecorder:
             if start_ns < until_ns and self._is_recorded and self._step is not None:
                 self._placed.append((self._step, (start_ns, int(min(end_ns, until_ns)), *facts)))
 
-    def write(self, steps: Sequence[Step]) -> None:
+    def write(self, steps: Sequence[Step], measuring: Ints | None) -> None:
         """Writes the intervals of ended steps, and later ones of earlier steps; after `stop()` all.
 
-        Call it before the values of the steps are freed, since it reads the overhead there.
+        `measuring` is what `intervals_of` returns of the steps.
         """
         if self._logs is None:
             self._place(float("inf"))
@@ -97,8 +97,8 @@ class IntervalRecorder:
             for backward in step.backwards
             if backward.outer is None
         ]
-        measuring = intervals_of([*steps])
-        rows += _measured_between(steps, measuring)
+        if measuring is not None:
+            rows += _measured_between(steps, measuring)
         last = steps[-1].number if steps else self._step
         for _ in range(len(self._placed)):
             number, interval = self._placed.popleft()
@@ -112,8 +112,7 @@ class IntervalRecorder:
             columns["name"] = [_name(*interval[4:]) for _, interval in rows]
             numbers = np.array([interval[:3] for _, interval in rows], np.int64).T
             columns |= zip(("start_ns", "end_ns", "thread"), numbers.copy(), strict=True)
-            if measuring.size:
-                columns["overhead_ns"] = overheads(columns, measuring)
+            add_overheads([columns], measuring)
             self._sink.write("intervals", columns)
 
 
