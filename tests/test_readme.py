@@ -47,7 +47,7 @@ def test_python_runs_as_it_stands(number: int, shown: str, tmp_path: Path) -> No
     assert shown in done.stdout
     if number == 0:
         shown_again = run_modtrace(tmp_path, "show", "run.modtrace")
-        assert "step 2 (train)" in shown_again
+        assert "median of 3 steps, 0 to 2 (train)" in shown_again
         assert "3 steps recorded, 0 to 2" in shown_again
 
 

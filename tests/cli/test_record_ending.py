@@ -194,7 +194,7 @@ def test_step_before_the_exception_is_the_one_that_is_shown(tmp_path: Path) -> N
     script = TRAIN + "model(torch.ones(2, 4)).sum().backward()\nraise ValueError('boom')\n"
     run(tmp_path, "record", "train.py", script=script, status=1)
     shown = run(tmp_path, "show", "train.modtrace")
-    assert "step 4 (train), " in shown.stdout
+    assert "median of 3 steps, 2 to 4 (train), " in shown.stdout
     assert "; 6 steps recorded, 0 to 5" in shown.stdout
 
 
