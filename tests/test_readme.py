@@ -78,7 +78,8 @@ def test_commands_of_the_module_tree_give_such_a_tree(tmp_path: Path) -> None:
     record, show = [line.split()[2:] for line in page.splitlines() if line.startswith("$ modtrace ")]
     small = ["--steps", "2", "--layers", "4", "--width", "16", "--context", "8", "--batch", "2"]
     run_modtrace(tmp_path, *record, *small)
-    shown = run_modtrace(tmp_path, *show)
+    shown = run_modtrace(tmp_path, *(word for word in show if word not in ("--step", "29")))
+    page = page.split("\n## Medians over steps")[0]  # whose tree is another model's
     tree = [line[:39].rstrip() for line in page.splitlines() if re.match(r"[│├└ ]*[├└]─", line)]
     assert len(tree) > 15
     assert [line for line in tree if line not in shown] == []
@@ -100,7 +101,7 @@ def test_commands_that_answer_questions_and_their_options_are_in_the_table() -> 
     described = {command.split()[1]: f"`{command}` {about}" for command, about in table_rows("Commands")}
     section = README.split("## What else it answers\n")[1].split("\n## ")[0]
     asked = re.findall(r"^\| .+\? \| `modtrace (\w+) ([^`]+)` \|", section, re.MULTILINE)
-    assert len(asked) == 12
+    assert len(asked) == 13
     for command, rest in asked:
         options = re.findall(r"(?<!\S)--?[\w-]+", rest)
         assert [

@@ -41,7 +41,8 @@ def test_texts_are_quoted_and_unknown_values_empty(tmp_path: Path) -> None:
         '1,0,"head","head","[""tail"", ""x\\""ä""]",,"Linear",0,6,0\n'
     )
     assert (tmp_path / "steps.csv").read_text() == (
-        '"step","kind","start_ns","end_ns","overhead_ns"\n0,"train",100,900,\n'
+        '"step","kind","start_ns","end_ns","overhead_ns","uncleared","next_start_ns","resident_bytes","device_bytes"\n'
+        '0,"train",100,900,,,,,\n'
     )
     assert (tmp_path / "scalars.csv").read_text() == '"step","name","value"\n'
 
@@ -108,7 +109,7 @@ def test_failed_export_leaves_what_was_there(tmp_path: Path) -> None:
             write_csv(broken_recording("second"), folder)
     assert os.listdir(tmp_path) == ["old"]
     assert '"first"' in (tmp_path / "old" / "runs.csv").read_text()
-    assert len(os.listdir(tmp_path / "old")) == 14
+    assert len(os.listdir(tmp_path / "old")) == 16
 
 
 def test_folder_of_other_things_is_left_alone(tmp_path: Path) -> None:

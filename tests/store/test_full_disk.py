@@ -191,7 +191,7 @@ def write_every_table(sink: FolderWriter, step: int) -> None:
     ids = list(range(step * CALLS, (step + 1) * CALLS))
     paths = [f"layers.{each}" for each in ids]
     sink.write("modules", {"module_id": ids, "path": paths, "aliases": [[]] * CALLS})
-    sink.write("sites", {"site_id": ids, "module_id": ids})
+    sink.write("sites", {"site_id": ids, "module_id": ids, "role": ["output"] * CALLS})
     sink.write("calls", calls_of(step))
     sink.write("ops", {"op_id": ids, "step": [step] * CALLS})
     sink.write("tensors", {"tensor_id": ids})

@@ -27,7 +27,7 @@ COLUMNS = [
         "sample",
     ),
     *("hash", "sketch", "histogram", "user", "blob", "note"),
-    *("placements", "mesh", "global_shape", "global_offset", "micro_batch", "stage"),
+    *("placements", "mesh", "global_shape", "global_offset", "micro_batch", "stage", "requires_grad"),
 ]
 
 

@@ -281,10 +281,9 @@ def test_tree_says_why_its_steps_were_written() -> None:
     tree = str(rec.module_tree(step=3))
     lines = [line for line in tree.splitlines() if not line.startswith("of ")]  # where the step goes
     assert lines[1].startswith("step 3 (train), ")
-    assert lines[2].startswith("of ")
-    assert lines[3] == "! NaN or infinite values in step 3; do they matter? rec.first_nonfinite()"
-    assert lines[4] == "written because: step 3: output of block.0 in Net holds 12 NaN"
-    assert lines[5] == "after the last trigger, 1 step was held and dropped"
+    assert lines[2] == "! NaN or infinite values in step 3; do they matter? rec.first_nonfinite()"
+    assert lines[3] == "written because: step 3: output of block.0 in Net holds 12 NaN"
+    assert lines[4] == "after the last trigger, 1 step was held and dropped"
 
 
 FORKING = """

@@ -136,7 +136,7 @@ class SampledSteps(IndexedTables):
         table = self.find("values", step=self.numbers if steps is None else steps)
         values = PlacedValues(data=self.data, table=table)
         kept = np.flatnonzero(values.is_of(*roles))
-        return PlacedValues(data=self.data, table=table.take(kept))
+        return PlacedValues(data=self.data, table=table.take(from_numpy(kept)))
 
     def rows(self, name: str, steps: Column | None = None) -> pa.Table:
         """Returns the rows of a table with a column `step`, of the chosen steps or of others."""

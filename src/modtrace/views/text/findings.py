@@ -8,6 +8,9 @@ from ...analysis.findings.finding import Findings, Severity
 from ...recording.suggestions import count_of
 from ..common.columns import Color, Text, render_lines
 
+#: The largest number of checks that were not run which are named where nothing was found.
+_NAMED = 3
+
 _STYLES: dict[Severity, str] = {"error": "bold red", "warning": "bold yellow", "note": "bold"}
 
 
@@ -57,7 +60,9 @@ def _headline(severity: Severity, text: str) -> Text:
 
 
 def _describe_nothing(found: Findings, ask: str) -> str:
-    unchecked = ", ".join(one.check for one in found.unchecked)
+    names = [one.check for one in found.unchecked]
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    unchecked = ", ".join(names[:_NAMED]) + more
     nothing = "nothing found" if found.checked else "nothing checked"
     return f"{nothing}; not checked: {unchecked} ({ask})" if unchecked else nothing
 
