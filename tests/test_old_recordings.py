@@ -20,7 +20,15 @@ from modtrace.recording.schema import schemas
 DATA = Path(__file__).parent / "data"
 
 #: What version 2 has added.
-NEW_TABLES = ["collectives", "compilations", "compiled_ops", "compiled_runs", "intervals", "parameters"]
+NEW_TABLES = [
+    "alive",
+    "collectives",
+    "compilations",
+    "compiled_ops",
+    "compiled_runs",
+    "intervals",
+    "parameters",
+]
 NEW_COLUMNS = {
     "calls": ["compilation_id", "micro_batch", "stage", "training"],
     "ops": ["compilation_id", "kernel", "stream", "device_start_ns", "device_end_ns"],

@@ -22,6 +22,7 @@ from modtrace.store.writer import FolderWriter
 from modtrace.views.common.numbers import format_bytes
 
 TABLES = [
+    "alive",
     "calls",
     "collectives",
     "compilations",
@@ -79,13 +80,13 @@ def size_of(folder: str) -> int:
 
 def test_suffix_tells_the_format(export: Export) -> None:
     assert export("run.modtrace", "-o", "out.parquet").out == (
-        f"wrote the folder out.parquet (parquet, 16 files, {format_bytes(size_of('out.parquet'))})\n"
+        f"wrote the folder out.parquet (parquet, 17 files, {format_bytes(size_of('out.parquet'))})\n"
     )
     assert sorted(os.listdir("out.parquet")) == TABLES
     assert os.listdir("out.parquet/calls/run=first/rank=0/block=0") == ["part-0.parquet"]
 
     printed = export("run.modtrace", "-o", "out.CSV").out
-    assert printed == f"wrote the folder out.CSV (csv, 16 files, {format_bytes(size_of('out.CSV'))})\n"
+    assert printed == f"wrote the folder out.CSV (csv, 17 files, {format_bytes(size_of('out.CSV'))})\n"
     assert sorted(os.listdir("out.CSV")) == [f"{each}.csv" for each in TABLES]
 
 

@@ -52,7 +52,7 @@ class PythonOpMode(OpMode):
         start = time.perf_counter_ns()
         try:
             output = schema.call(*args, **kwargs) if kwargs else schema.call(*args)
-        except BaseException:
+        except BaseException as error:
             end = time.perf_counter_ns()
             self._write(schema, args, kwargs or {}, None)
             self.append_event(
@@ -60,6 +60,8 @@ class PythonOpMode(OpMode):
                 live, ids.live_bytes, node, ids.take_allocated(),
             )  # fmt: skip
             self.is_running = False
+            if isinstance(error, RuntimeError):
+                self._raised(op, error)
             raise
         end = time.perf_counter_ns()
         try:

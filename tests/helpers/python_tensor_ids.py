@@ -168,6 +168,11 @@ class TensorIds:
         allocated, self._allocated_bytes, self.lowest_bytes = self._allocated_bytes, 0, self.live_bytes
         return allocated
 
+    def living(self) -> "array[int]":
+        """Returns number, bytes and device of each storage that lives and has memory."""
+        living = [one for one in self._storages.values() if one.size_bytes > 0 and one.ref() is not None]
+        return array("q", [part for one in living for part in (one.number, one.size_bytes, one.device)])
+
     def forget(self) -> None:
         """Forgets every storage, because ops have run unseen: each tensor that is seen from now on is new."""
         storages, self._storages = self._storages, {}

@@ -10,12 +10,14 @@ from typing import Any
 
 import click
 
+from ..analysis.findings.out_of_memory import OUT_OF_MEMORY
 from ..errors import ModtraceError, ModtraceWarning, describe_error
 from ..optional import require
 from ..recording.options.capture import BOUNDARY, COMPILED, INSIDE
 from ..recording.options.capture_text import parse_capture
 from ..recording.options.op_options import Ops
 from ..recording.options.schedule import ALL_STEPS, to_step_range
+from ..recording.out_of_memory import is_out_of_memory
 from ..recording.statistics.moments import holds_nonfinite
 from ..recording.suggestions import count_of
 from ..store.folder import may_join
@@ -344,12 +346,22 @@ def _describe_end(recording: Any, started: int, recorded: _Recorded, *, has_ende
         yield f"{said}. Look at it with: modtrace {'ranks' if meta.world_size > 1 else 'show'} {place}"
         if is_bad:
             yield f"it holds NaN or infinite values. Do they matter? modtrace nonfinite {place}"
+    if calls and (any(map(is_out_of_memory, meta.marks)) or recording.table("alive").num_rows):
+        yield from _describe_out_of_memory(recording)
     elif recording.path and not recording.progress.rows and os.path.exists(recording.path):
         yield f"{said}. {place} is empty and can be deleted."
     else:
         yield f"{said}."
     if hidden and (has_ended or is_bad):
         yield hidden
+
+
+def _describe_out_of_memory(recording: Any) -> Iterator[str]:
+    """Yields what took the memory when there was not enough; if the program went on, in one line."""
+    for finding in recording.findings(only=[OUT_OF_MEMORY.name]).findings:
+        yield finding.text
+        if finding.severity == "error":
+            yield from (f"  {line}" for line in (*finding.evidence, f"try: {finding.remedy}"))
 
 
 def _describe_hidden(recording: Any, options: Mapping[str, Any]) -> str:

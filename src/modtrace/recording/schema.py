@@ -122,6 +122,20 @@ table tensors                     one tensor as an op or a call produced or firs
     note            dictionary?   why its storage is not known: it has none, or a subclass of yours raised when asked;
                                   null columns and an empty shape are then not known either
 
+table alive                       a storage that lived when an op could not have memory; only with ops, once a step
+    step            int32
+    op_id           int64?        the op that could not have it, the last one in the step
+    error           dictionary    what torch said
+    storage         int64?        as in `tensors`; null of what no op has met: a parameter, or without a role all
+                                  others of a device together (caches, what is older than the recording, and what is
+                                  not among the 100,000 largest)
+    bytes           int64
+    device          dictionary
+    role            dictionary?   parameter, buffer, parameter_grad, optimizer_state, as the models and optimizers had
+                                  them at that moment; null for any other
+    module_id       int32?        of these the module that has it, of a gradient or a state that of its parameter
+    slot            dictionary?   ... and its name there
+
 table collectives                 one collective, or one message between two ranks, on this rank's side
     step            int32         of what is in no step: the step before it
     op_id           int64?        later: the op that issued it

@@ -14,6 +14,16 @@ def find_device_modules() -> list[ModuleType]:
     return modules if own is None else [*modules, own]
 
 
+def read_bytes_of(device: torch.device) -> int | None:
+    """Returns the bytes that tensors take on an accelerator, as its counter says; None for a CPU or without counter."""
+    if device.type in ("cpu", "meta"):
+        return None
+    try:
+        return int(torch.get_device_module(device).memory_allocated(device))
+    except (AttributeError, RuntimeError):
+        return None
+
+
 def read_device_bytes(modules: Sequence[ModuleType]) -> int | None:
     """Returns the bytes that tensors take on all devices of these modules; None if the program has not used one.
 

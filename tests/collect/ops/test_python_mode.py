@@ -20,7 +20,7 @@ from modtrace.collect.ops.values import OpValues
 #: What differs from run to run.
 TIMES = {"start_ns", "end_ns", "device_start_ns", "device_end_ns", "overhead_ns"}
 
-TABLES = ("ops", "tensors", "uses", "calls", "sites", "values")
+TABLES = ("alive", "ops", "tensors", "uses", "calls", "sites", "values")
 
 
 class Doubled(torch.autograd.Function):

@@ -16,6 +16,7 @@ from .modes import MODES
 from .no_gradient import NO_GRADIENT
 from .nonfinite_values import NONFINITE
 from .not_in_optimizer import NOT_IN_OPTIMIZER
+from .out_of_memory import OUT_OF_MEMORY
 from .recompiled import RECOMPILED
 from .rounded_updates import ROUNDED_UPDATES
 from .scaler_skips import GRAD_SCALER
@@ -27,6 +28,7 @@ from .zero_gradients import ZERO_GRADIENTS
 #: All checks that run by default.
 CHECKS: tuple[RunCheck, ...] = (
     FAILED,
+    OUT_OF_MEMORY,
     NONFINITE,
     NO_GRADIENT,
     NOT_IN_OPTIMIZER,

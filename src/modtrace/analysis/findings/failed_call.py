@@ -2,11 +2,12 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ...recording.meta import RUN_ENDED
+from ...recording.out_of_memory import is_out_of_memory
 from ..tables.calls import Calls, read_calls
 from ..tables.columns import column_of
 from ..tables.placement import Placer
@@ -14,8 +15,13 @@ from ..tables.sampled_steps import SampledSteps
 from .check import check
 from .finding import CannotCheck, Finding
 
-#: What torch says if it cannot have memory; another check tells more of it.
-_OUT_OF_MEMORY = ("OutOfMemoryError", "can't allocate memory")
+
+class RaisedCall(NamedTuple):
+    """The innermost call that the error that ended the run has left."""
+
+    calls: Calls
+    call: int  # its row there
+    step: int
 
 
 @check("failed", about="the call and the op that raised the error that ended the run")
@@ -24,14 +30,12 @@ def FAILED(run: SampledSteps) -> Iterator[Finding]:
     if not run.data.table("calls").num_rows:
         raise CannotCheck("no calls were recorded")
     mark = next((mark for mark in run.data.meta.marks if mark.startswith(RUN_ENDED)), None)
-    if mark is None or any(said in mark for said in _OUT_OF_MEMORY):
+    if mark is None or is_out_of_memory(mark):
         return
-    step = int(column_of(run.data.table("calls"), "step").max())
-    calls = read_calls(run.rows("calls", np.array([step])), Placer(run.data), step)
-    raised = np.flatnonzero(calls.raised & calls.in_step)
-    if not len(raised):
+    raised = find_raised(run)
+    if raised is None:
         return
-    call = int(raised[np.argmax(calls.start_ns[raised])])
+    calls, call, step = raised
     place = calls.name(int(calls.where[call]))
     error = mark.removeprefix(RUN_ENDED).split("; step ")[0].strip()
     op = _find_op(run, calls, call, step)
@@ -42,12 +46,20 @@ def FAILED(run: SampledSteps) -> Iterator[Finding]:
         remedy="compare the shapes with those of a step that ran, or of the layer before"
         if op is not None
         else "record --ops (ops=True) to learn the op and what it was given",
-        evidence=() if op is None else (_describe(run, op),),
+        evidence=() if op is None else (describe_op(run, op),),
         root=place.root,
         path=place.path,
         op=op_name,
         step=step,
     )
+
+
+def find_raised(run: SampledSteps) -> RaisedCall | None:
+    """Returns the innermost call of the last step that ended by an exception; None if there is none."""
+    step = int(column_of(run.data.table("calls"), "step").max(initial=0))
+    calls = read_calls(run.rows("calls", np.array([step])), Placer(run.data), step)
+    raised = np.flatnonzero(calls.raised & calls.in_step)
+    return RaisedCall(calls, int(raised[np.argmax(calls.start_ns[raised])]), step) if len(raised) else None
 
 
 def _find_op(run: SampledSteps, calls: Calls, call: int, step: int) -> Mapping[str, Any] | None:
@@ -57,7 +69,7 @@ def _find_op(run: SampledSteps, calls: Calls, call: int, step: int) -> Mapping[s
     return rows[-1] if rows else None
 
 
-def _describe(run: SampledSteps, op: Mapping[str, Any]) -> str:
+def describe_op(run: SampledSteps, op: Mapping[str, Any]) -> str:
     """Returns the op with the shapes and dtypes of its tensors: `aten.addmm.default(self: [2], mat1: [2, 4], ...)`."""
     uses = run.find("uses", consumer_op=np.array([op["op_id"]])).to_pylist()
     ids = np.array([use["tensor_id"] for use in uses], np.int64)

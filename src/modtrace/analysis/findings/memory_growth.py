@@ -9,6 +9,7 @@ from ..tables.columns import Column, column_of
 from ..tables.sampled_steps import SampledSteps
 from .check import check
 from .finding import CannotCheck, Finding
+from .names import format_size
 
 #: The steps among which a trend is sought, spread over all; all pairs of them are compared.
 _POINTS = 60
@@ -64,11 +65,11 @@ def _find_growth(number: Column, size: Column, what: str, share: float, least_mb
     end = float(np.median(size[chosen[-3:]]))
     return Finding(
         severity="warning",
-        text=f"{what} grows by {_format(slope)} a step: {_format(start)} to {_format(end)}",
+        text=f"{what} grows by {format_size(slope)} a step: {format_size(start)} to {format_size(end)}",
         remedy="look for a list that keeps losses or outputs with their graphs (.item(), detach()), a state that is "
         "carried over steps, or a cache; record --backward-times to see what backwards go through",
         evidence=(
-            f"steps {int(first)} to {int(last)}; it still grows by {_format(second)} a step at their end",
+            f"steps {int(first)} to {int(last)}; it still grows by {format_size(second)} a step at their end",
         ),
         rests_on=f"{len(chosen)} of {len(known)} steps",
         step=int(first),
@@ -79,13 +80,3 @@ def _slope(x: Column, y: Column) -> float:
     """Returns the median of the slopes of all pairs of points."""
     one, other = np.array([*combinations(range(len(x)), 2)]).T
     return float(np.median((y[other] - y[one]) / (x[other] - x[one])))
-
-
-def _format(size: float) -> str:
-    return (
-        f"{size / 1e9:,.2f} GB"
-        if size >= 1e9
-        else f"{size / _MB:,.1f} MB"
-        if size >= 1e5
-        else f"{size / 1e3:,.0f} kB"
-    )

@@ -32,3 +32,16 @@ def name_steps_of(run: SampledSteps) -> str:
     steps = run.numbers
     between = f", {steps[0]} to {steps[-1]}" if len(steps) > 1 else f", {first_few(steps.tolist())}"
     return f"{count_of(len(steps), 'training step')}{between if len(steps) else ''}"
+
+
+def format_size(size: float) -> str:
+    """Returns a number of bytes: `1.23 GB`, `45.6 MB`, `789 kB`, `12 B`."""
+    return (
+        f"{size / 1e9:,.2f} GB"
+        if size >= 1e9
+        else f"{size / 1e6:,.1f} MB"
+        if size >= 1e5
+        else f"{size / 1e3:,.0f} kB"
+        if size >= 1e3
+        else f"{size:.0f} B"
+    )

@@ -178,13 +178,25 @@ static int finish_event(OpMode *self, Run *run) {
     return 0;
 }
 
+/* Passes on what an op has raised, if torch may have raised it. Returns -1 with an exception. */
+static int pass_on(OpMode *self, const Run *run, PyObject *error) {
+    if (error == NULL || !PyErr_GivenExceptionMatches(error, PyExc_RuntimeError)) return 0;
+    PyObject *number = PyLong_FromLongLong(run->event[EVENT_OP]), *done = NULL;
+    if (number != NULL) done = PyObject_CallMethodObjArgs((PyObject *)self, NAME(RAISED), number, error, NULL);
+    Py_XDECREF(number);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
+}
+
 /* Records an op that has raised; its exception is set before and after, unless a KeyboardInterrupt has come. */
 static void end_raised(OpMode *self, Run *run) {
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
+    PyErr_NormalizeException(&type, &value, &traceback);
     run->event[EVENT_END_NS] = clock_ns(self);
     run->event[EVENT_FLAGS] |= RAISED;
-    int failed = PyErr_Occurred() || note_writes(self, run, 1) < 0 || finish_event(self, run) < 0;
+    int failed = PyErr_Occurred() || note_writes(self, run, 1) < 0 || finish_event(self, run) < 0 ||
+                 pass_on(self, run, value) < 0;
     self->is_running = 0;
     if (!failed || report(self, run->of) == 0) {
         PyErr_Restore(type, value, traceback);

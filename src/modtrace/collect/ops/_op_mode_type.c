@@ -24,6 +24,7 @@ static const char *const SPELLED[OP_NAMES] = {
     [NAME_NAME] = "name",
     [NAME_ONLY_WRITTEN] = "only_written",
     [NAME_PINNED] = "pinned",
+    [NAME_RAISED] = "_raised",
     [NAME_RECOUNT] = "_recount",
     [NAME_REPORT_LEAVES] = "report_leaves",
     [NAME_SEGMENT] = "segment",

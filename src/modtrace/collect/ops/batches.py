@@ -12,6 +12,7 @@ from ..log.segments import Segment
 from ..log.thread_log import ThreadLog
 from ..steps.device_columns import EventPairs
 from ..tensor_ids.tensor_ids import ROW_WIDTH
+from .alive import Alive
 from .arguments import Arguments
 from .boundary import AtRoot
 from .compiled_runs import CompiledRun
@@ -24,8 +25,8 @@ class OpBatch:
     """Ops with the tensors that they used, or at least the arguments and outputs of outermost calls."""
 
     __slots__ = (
-        "arguments", "at_roots", "compiled_runs", "device_events", "events", "first_tensor", "leaves", "measured",
-        "op_runs", "owners", "python_names", "sources", "start_ns", "tensors", "used",
+        "alive", "arguments", "at_roots", "compiled_runs", "device_events", "events", "first_tensor", "leaves",
+        "measured", "op_runs", "owners", "python_names", "sources", "start_ns", "tensors", "used",
     )  # fmt: skip
 
     def __init__(self, mode: OpMode, at_roots: Sequence[AtRoot]) -> None:
@@ -42,6 +43,7 @@ class OpBatch:
         self.python_names: dict[int, str] = {}
         self.compiled_runs: list[CompiledRun] = []
         self.measured: MeasuredOps | None = None
+        self.alive: Alive | None = None  # what lived when an op could not have memory
 
     def __len__(self) -> int:
         return len(self.events) // EVENT_WIDTH
@@ -72,6 +74,9 @@ class OpBatch:
         later.tensors, later.used, later.first_tensor = self.tensors[row:], self.used[uses:], tensor
         later.leaves = [leaf for leaf in self.leaves if leaf.tensor_id >= tensor]
         self.leaves = [leaf for leaf in self.leaves if leaf.tensor_id < tensor]
+        if self.alive is not None:
+            is_later = self.alive.op >= later.events[OP]
+            later.alive, self.alive = (self.alive, None) if is_later else (None, self.alive)
         if self.measured is not None:
             later.measured = self.measured.part_at(later.events[OP])
         self.events, self.tensors, self.used = self.events[:at], self.tensors[:row], self.used[:uses]

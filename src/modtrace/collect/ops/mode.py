@@ -109,6 +109,7 @@ class OpMode(CompiledOpMode, UnwrappedMode):
         self.before: list[Callable[[int, OpSchema, Any, Any], None]] = []
         self.after: list[Callable[[int, OpSchema, Any], None]] = []
         self.met: list[Callable[[int, torch.Tensor, ThreadLog], None]] = []
+        self.raised: Callable[[int, RuntimeError], None] | None = None  # receives what an op has raised
         self.only_written: Collection[int] = ()  # see `report_leaves`; while keepers are notified
         self.has_failed = False
         self._tracker = tracker
@@ -140,7 +141,7 @@ class OpMode(CompiledOpMode, UnwrappedMode):
         """Keeps Dynamo from compiling what C code calls, keepers included: no frame of ours is around them."""
         keep_out_of_dynamo(
             self.report_leaves, self.fail, self._add_schema, self.texts.add, self._start_run, self._check_frames,
-            self._locate_elsewhere, self._versions_of_written, self._recount, OpSchema.is_ours,
+            self._locate_elsewhere, self._versions_of_written, self._raised, self._recount, OpSchema.is_ours,
             OpSchema.only_written, Geometry.of, Geometry.of_unreadable, vars(ThreadLogs)["current"].fget,
             *self.before, *self.after, *self.met,
         )  # fmt: skip
@@ -246,6 +247,11 @@ class OpMode(CompiledOpMode, UnwrappedMode):
         except Exception as error:
             self.fail(error, f"the op {schema.name}")
             return ()
+
+    def _raised(self, op: int, error: RuntimeError) -> None:
+        """Receives an error that an op has raised."""
+        if self.raised is not None:
+            self.raised(op, error)
 
     @staticmethod
     def _recount(unseen: Sequence[tuple[torch.Tensor, int | None]]) -> None:

@@ -23,6 +23,7 @@ from ..values.capture_masks import Mask
 from ..values.recorder import ValueRecorder
 from ..values.rows import ValuePart
 from ..values.sites import SiteIds
+from .alive import AliveStorages
 from .batches import OpBatch
 from .boundary import OpBoundary
 from .call_costs import CallTable, add_costs
@@ -66,6 +67,7 @@ class OpRecorder:
         self._device_times = OpDeviceTimes(tracker.device_times) if device_times else None
         self.compiled_runs = CompiledRuns(tracker, self.mode)
         self._leaves = OpLeaves(tracker)
+        self.alive = AliveStorages(tracker, self.mode.ids)
         self._boundary = OpBoundary(tracker, self.mode, self._leaves)
         self._saved_memory: SavedMemoryFinder | None = None
         if options.saved:
@@ -84,6 +86,7 @@ class OpRecorder:
         self._thread = threading.get_ident()
         self.mode.is_off = True
         self.mode.met.append(self._leaves.name)
+        self.mode.raised = self.alive.op_raised
         if values.wants_ops:
             self._values = OpValues(self._tracker, self.mode, values)
             self.mode.met.append(self._values.met)
@@ -185,6 +188,7 @@ class OpRecorder:
         batch = OpBatch(self.mode, self._boundary.take())
         batch.leaves = self._leaves.take()
         batch.compiled_runs = self.compiled_runs.take()
+        batch.alive = self.alive.take()
         if self._sources is not None:
             batch.sources = self._sources.take()
         if self._python_names is not None:

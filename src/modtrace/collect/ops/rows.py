@@ -17,6 +17,7 @@ from ..steps.call_rows import count_before
 from ..steps.step import Step
 from ..tensor_ids.tensor_ids import GEOMETRY, NO_TENSOR, OFFSET, REQUIRES_GRAD, STORAGE, VERSION, TensorIds
 from ..values.sites import SiteIds
+from .alive import alive_columns
 from .arguments import Arguments
 from .batches import OpBatch
 from .boundary import AtRoot
@@ -103,6 +104,11 @@ class OpTables:
             "uses": _use_columns(found, _at_roots(steps)),
             "tensors": _tensor_columns(found, self._mode.ids, self._leaf_sites(found, sites)),
         }
+        alive = [
+            (step.number or 0, batch.alive) for step in steps for batch in step.ops if batch.alive is not None
+        ]
+        if alive:
+            tables["alive"] = alive_columns(alive)
         names = [schema.name for schema in self._mode.schemas]
         return OpRows(tables, found.events, calls, tables["ops"]["nth"], names, charges)
 

@@ -352,6 +352,8 @@ class Recorder(Listener):
 
     def after_optimizer(self, optimizer: Any, has_closure: bool) -> None:
         self._writer.parameters.read_optimizer(optimizer)
+        if self._ops is not None:
+            self._ops.alive.add_optimizer(optimizer)
 
     def optimizer_ended(self, start_ns: int, end_ns: int, thread: int) -> None:
         with self._lock:

@@ -248,6 +248,18 @@ void note_write(Storage *self, int64_t op) {
     self->other_count = 0;
 }
 
+int list_living(const Storages *self, Column *into) {
+    if (column_reserve(into, LIVING_WIDTH * (Py_ssize_t)self->count) < 0) return -1;
+    for (size_t at = 0; at < self->capacity; at++) {
+        const Storage *storage = self->places[at].storage;
+        if (self->places[at].key == NULL || storage->size_bytes <= 0 || is_dead(storage)) continue;
+        into->items[into->count++] = storage->number;
+        into->items[into->count++] = storage->size_bytes;
+        into->items[into->count++] = storage->device;
+    }
+    return 0;
+}
+
 /* Runs when a storage has died, or when its attribute was removed; it stays known then. */
 static void life_dealloc(PyObject *object) {
     StorageLife *self = (StorageLife *)object;

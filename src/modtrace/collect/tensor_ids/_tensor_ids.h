@@ -108,6 +108,12 @@ int remember_shown(Storage *self, Shown shown);
 
 void note_write(Storage *self, int64_t op);
 
+/* The numbers that `list_living` appends for a storage: its number, its bytes, its device. */
+enum { LIVING_WIDTH = 3 };
+
+/* Appends the storages that live and have memory. Runs no Python code. Returns -1 with MemoryError. */
+int list_living(const Storages *self, Column *into);
+
 /* ---- Geometries. */
 
 enum { MOST_DIMENSIONS = 12 };

@@ -67,6 +67,13 @@ static PyObject *ids_take_allocated(PyObject *self, PyObject *Py_UNUSED(none)) {
     return PyLong_FromLongLong(take_allocated((TensorIds *)self));
 }
 
+static PyObject *ids_living(PyObject *self, PyObject *Py_UNUSED(none)) {
+    Column living = {NULL, 0, 0};
+    PyObject *found = list_living(&((TensorIds *)self)->storages, &living) < 0 ? NULL : column_to_array(&living);
+    free(living.items);
+    return found;
+}
+
 static PyObject *ids_forget(PyObject *self, PyObject *Py_UNUSED(none)) {
     forget_storages(&((TensorIds *)self)->storages);
     Py_RETURN_NONE;
@@ -193,6 +200,7 @@ static PyGetSetDef attributes[] = {
 static PyMethodDef methods[] = {
     {"take", ids_take, METH_NOARGS, "Returns the rows and uses since the last call, and the tensor of the first row."},
     {"take_allocated", ids_take_allocated, METH_NOARGS, "Returns the bytes added to storages since the last call."},
+    {"living", ids_living, METH_NOARGS, "Returns number, bytes and device of each storage that lives and has memory."},
     {"forget", ids_forget, METH_NOARGS, "Forgets every storage, so that each tensor from now on is new."},
     {"read", ids_read, METH_O, "read(tensor): records that an op reads a tensor."},
     {"identify", ids_identify, METH_O, "identify(tensor): returns the number of a tensor that no op reads."},
