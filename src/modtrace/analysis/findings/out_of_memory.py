@@ -39,7 +39,7 @@ _GROUPS = {
 }
 
 _REMEDIES = {
-    "activations": "a smaller batch with accumulated gradients, checkpointing, or a narrower dtype (autocast)",
+    "activations": "a smaller batch with accumulated gradients, or a narrower dtype (autocast)",
     "results of earlier steps": "keep loss.item() or out.detach() instead of tensors with their graphs",
     "parameters, gradients and optimizer states": "shard them over ranks (FSDP), keep states in fewer bits, or train "
     "fewer parameters; a smaller batch frees none of it",
@@ -79,12 +79,13 @@ def _describe(run: SampledSteps, found: OutOfMemory) -> Finding:
     checkpointing = found.checkpointing
     helps = checkpointing is not None and checkpointing.freed_bytes >= found.bytes / 10
     advice = (
-        [f"checkpoint {name_alike(checkpointing.modules)}"] if checkpointing is not None and helps else []
+        f"checkpoint {name_alike(checkpointing.modules)}; " if checkpointing is not None and helps else ""
     )
+    is_of_activations = cause.remedy == _REMEDIES["activations"]
     return Finding(
         severity="error",
         text=f"{_name(run, found)} is out of memory in step {found.step}: {cause.text}",
-        remedy="; ".join([*advice, cause.remedy]) if "activations" in cause.text else cause.remedy,
+        remedy=(advice if is_of_activations else "") + cause.remedy,
         evidence=tuple(_list_evidence(run, found)),
         root=place.root,
         path=place.path,
@@ -138,7 +139,7 @@ def _join(sizes: Mapping[str, int], most: int = _NAMED) -> str:
 
 def _describe_holder(one: Holder) -> str:
     shape = "" if one.shape is None else f" {[*one.shape]} {one.dtype or ''}".rstrip()
-    made = "" if one.op is None else f" by {one.op}"
+    made = f" of {one.kind}" if one.op is None else f" by {one.op}"
     step = f" in step {one.step}" if one.op is not None and one.step is not None else ""
     return (
         f"{format_size(one.bytes)}{shape}{made}, {one.name}{step}{f' ({one.source})' if one.source else ''}"
