@@ -60,7 +60,7 @@ def find_leaves(
     by_time = by_time[tensors.producer[readers.tensor[by_time]] < 0]
     tensor, first = np.unique(readers.tensor[by_time], return_index=True)
     site = tensors.site_id[tensor]
-    sites = read_sites(data)
+    sites = read_sites(data, site)
     kinds, names, roots = _name_sites(data, list(sites.values()))
     at = find_rows(np.array([*sites], np.int64), site).tolist()
     made_by = np.where(site < 0, tensors.producer_op[tensor], NONE)

@@ -163,7 +163,8 @@ def _describe(values: Sequence[RankValues], rows: _Replicas, members: Rows, iden
     groups = sorted(of_identity.values(), key=lambda group: (-len(group), group[0]))
     lowest = int(members[0])
     placed = values[rows.rank[lowest]].placed
-    site = read_sites(placed.data)[int(placed.site_id[rows.row[lowest]])]
+    site_id = int(placed.site_id[rows.row[lowest]])
+    site = read_sites(placed.data, np.array([site_id]))[site_id]
     norms = [_read_norm(values[rows.rank[group[0]]], int(rows.row[group[0]])) for group in groups[:2]]
     return Disagreement(
         step=int(rows.step[lowest]),
@@ -179,7 +180,8 @@ def _describe_split(split: SplitOutput | None) -> Disagreement | None:
     if split is None:
         return None
     placed = split.rank.placed
-    site = read_sites(placed.data)[int(placed.site_id[split.row])]
+    site_id = int(placed.site_id[split.row])
+    site = read_sites(placed.data, np.array([site_id]))[site_id]
     return Disagreement(
         step=int(placed.step[split.row]),
         role=site.role or "",

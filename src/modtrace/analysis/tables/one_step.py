@@ -17,6 +17,7 @@ from ...recording.phase import FORWARD, PHASES
 from ...recording.protocols import RecordingData
 from ...recording.raw_tensor import RawTensor
 from ...recording.role import LOSS
+from ...recording.statistics.moments import sites_of_roles
 from .calls import Calls, outermost_calls
 from .columns import Bools, Column, Rows, column_of, find_rows, ranges
 from .op_flow import OpFlow, read_op_flow
@@ -53,7 +54,7 @@ class IndexedTables:
         return self._sites_of(roles)
 
     def _find_sites(self, roles: tuple[str, ...]) -> Column:
-        return np.array([number for number, site in self.sites.items() if site.role in roles], np.int64)
+        return sites_of_roles(self.data.table("sites"), roles).astype(np.int64)
 
     def find(self, name: str, columns: Sequence[str] | None = None, **wanted: Column) -> pa.Table:
         """Returns the rows of a table in which one of the given columns holds one of the given ids, in table order.

@@ -6,6 +6,7 @@ import numpy as np
 
 from ...recording.module_path import join
 from ...recording.protocols import RecordingData
+from .columns import column_of
 from .placement import Module, read_modules
 from .sites import read_sites
 
@@ -36,8 +37,9 @@ class Parameter(NamedTuple):
 
 def read_parameters(data: RecordingData) -> list[Parameter]:
     """Returns the parameters of all models that trained, in the order in which they were first seen."""
-    modules, sites = read_modules(data), read_sites(data)
-    rows = {row["site_id"]: row for row in data.table("parameters").to_pylist()}  # the last row counts
+    parameters = data.table("parameters")
+    modules, sites = read_modules(data), read_sites(data, column_of(parameters, "site_id"))
+    rows = {row["site_id"]: row for row in parameters.to_pylist()}  # the last row counts
     found = []
     for site_id, row in rows.items():
         site = sites.get(site_id)

@@ -2,8 +2,11 @@
 
 from typing import NamedTuple
 
+import numpy as np
+
 from ...recording.module_path import join
 from ...recording.protocols import RecordingData
+from .columns import Column, column_of, keep_rows
 
 
 class Site(NamedTuple):
@@ -28,11 +31,14 @@ def name_roots_of_modules(data: RecordingData) -> dict[int, str]:
     return {row["module_id"]: roots.get(row["root_id"], "") for row in modules if len(roots) > 1}
 
 
-def read_sites(data: RecordingData) -> dict[int, Site]:
-    """Returns the sites by their ids, in the order of the table."""
+def read_sites(data: RecordingData, wanted: Column | None = None) -> dict[int, Site]:
+    """Returns the sites by their ids, in the order of the table; those with wanted ids, or all."""
     modules = data.table("modules").select(["module_id", "path"]).to_pylist()
     paths = {row["module_id"]: row["path"] for row in modules}
-    rows = data.table("sites").select(["site_id", "module_id", "role", "slot", "nth"]).to_pylist()
+    table = data.table("sites").select(["site_id", "module_id", "role", "slot", "nth"])
+    if wanted is not None:
+        table = keep_rows(table, np.isin(column_of(table, "site_id"), wanted))
+    rows = table.to_pylist()
     return {
         row["site_id"]: Site(
             row["module_id"], paths.get(row["module_id"]) or "", row["role"], row["slot"] or "", row["nth"]

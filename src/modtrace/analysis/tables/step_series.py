@@ -12,7 +12,7 @@ from ...recording.phase import BACKWARD, PHASES, RECOMPUTE
 from ...recording.role import PARAMETER_GRAD, ROLES
 from ...recording.statistics.moments import RAW, StatColumns
 from ...recording.triggers.step_conditions import merge_sites
-from .columns import Column, Rows, column_of, dictionary_codes, split_rows
+from .columns import Column, Rows, dictionary_codes, split_rows
 from .measured import lists_of
 from .placement import read_modules
 from .tensors import read_sizes
@@ -108,8 +108,8 @@ def _find_depths(values: PlacedValues) -> Column:
     """Returns how deep the module of each row lies in the module tree, from 1; 0 for none."""
     modules = read_modules(values.data)
     depth = {number: bool(module.path) + module.path.count(".") + 1 for number, module in modules.items()}
-    owners = column_of(values.data.table("sites"), "module_id").tolist()
-    return values.at_sites(np.array([depth.get(owner, 0) for owner in owners], np.int64))
+    owners, which = np.unique(values.module, return_inverse=True)
+    return np.array([depth.get(owner, 0) for owner in owners.tolist()], np.int64)[which]
 
 
 def largest_of_units(values: PlacedValues) -> Iterator[tuple[int, int, Column]]:
