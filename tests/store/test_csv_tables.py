@@ -109,7 +109,7 @@ def test_failed_export_leaves_what_was_there(tmp_path: Path) -> None:
             write_csv(broken_recording("second"), folder)
     assert os.listdir(tmp_path) == ["old"]
     assert '"first"' in (tmp_path / "old" / "runs.csv").read_text()
-    assert len(os.listdir(tmp_path / "old")) == 16
+    assert len(os.listdir(tmp_path / "old")) == 17
 
 
 def test_folder_of_other_things_is_left_alone(tmp_path: Path) -> None:

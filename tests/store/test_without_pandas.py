@@ -52,6 +52,6 @@ def test_recording_and_reading_need_no_torch_and_do_not_import_pandas(tmp_path: 
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.stderr == ""
     in_memory, in_folder, has_pandas = done.stdout.splitlines()
-    assert in_folder == "2 0 770 0 0 0 0 0 0 0 0 0 0 70 70"
-    assert in_memory.split()[0::13] == ["2", "70"]  # calls were dropped there
+    assert in_folder == "2 0 770 0 0 0 0 0 0 0 0 0 0 0 70 70"
+    assert in_memory.split()[0::14] == ["2", "70"]  # calls were dropped there
     assert has_pandas == "False"

@@ -1,5 +1,7 @@
 """What lived when the CPU had no memory for an op is summed up; what the program catches is one line."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -7,7 +9,6 @@ import torch
 from torch import nn
 
 import modtrace
-from helpers.command_line import run_command
 from helpers.health_models import FAMILIES, Stack, train
 from modtrace.recording.out_of_memory import is_out_of_memory, requested_bytes
 
@@ -118,21 +119,19 @@ def test_other_error_after_one_that_was_caught_is_not_taken_for_it() -> None:
 
 
 @pytest.mark.parametrize("ops", [["--ops"], []])
-def test_record_prints_it_at_its_end(
-    ops: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("program.py").write_text(
+def test_record_prints_it_at_its_end(ops: list[str], tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(
         "import torch\n"
         "class Big(torch.nn.Module):\n"
         "    def forward(self, x):\n"
         f"        return x + torch.empty({_TOO_MUCH}, dtype=torch.uint8)\n"
         "torch.nn.Sequential(torch.nn.Linear(2, 2), Big())(torch.ones(1, 2))\n"
     )
-    assert run_command(monkeypatch, "record", *ops, "program.py") == 1
-    err = capfd.readouterr().err
-    assert "modtrace: 1 is out of memory in step 0: " in err
-    assert ("modtrace:   largest: " in err) == bool(ops)
+    command = [sys.executable, "-m", "modtrace", "record", *ops, "program.py"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "modtrace: 1 is out of memory in step 0: " in done.stderr
+    assert ("modtrace:   largest: " in done.stderr) == bool(ops)
 
 
 @pytest.mark.parametrize(
