@@ -27,6 +27,6 @@ def test_large_recording_of_ops_is_measured_twice() -> None:
 
 def test_small_steps_are_measured_open_and_closed() -> None:
     written = lines("open_small_steps.py", "--steps", "50")
-    assert [each.split(":")[0] for each in written] == ["write", "open", "close", "closed"]
+    assert [each.split(":")[0] for each in written] == ["write", "open", "close", "closed", "show"]
     assert written[1].startswith("open: 10,000 calls in 50 batches read in ")
     assert written[3].startswith("closed: 10,000 calls in 1 batches read in ")

@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,7 @@ def record_last_steps(path: Path) -> None:
 
 
 def record_compiled(path: Path) -> None:
-    """A compiled region in a process group: the tables that the others leave empty."""
+    """A compiled region in a process group, and too large a tensor: the tables that the others leave empty."""
     from torch import distributed
 
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
@@ -102,6 +103,8 @@ def record_compiled(path: Path) -> None:
     with record(path, model) as rec:
         train(rec, model, 2)
         distributed.all_reduce(torch.ones(2))
+        with suppress(RuntimeError):
+            model[1](torch.empty(2**50, 4))
     distributed.destroy_process_group()
 
 

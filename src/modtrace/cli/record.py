@@ -346,12 +346,12 @@ def _describe_end(recording: Any, started: int, recorded: _Recorded, *, has_ende
         yield f"{said}. Look at it with: modtrace {'ranks' if meta.world_size > 1 else 'show'} {place}"
         if is_bad:
             yield f"it holds NaN or infinite values. Do they matter? modtrace nonfinite {place}"
-    if calls and (any(map(is_out_of_memory, meta.marks)) or recording.table("alive").num_rows):
-        yield from _describe_out_of_memory(recording)
     elif recording.path and not recording.progress.rows and os.path.exists(recording.path):
         yield f"{said}. {place} is empty and can be deleted."
     else:
         yield f"{said}."
+    if calls and (any(map(is_out_of_memory, meta.marks)) or recording.table("alive").num_rows):
+        yield from _describe_out_of_memory(recording)
     if hidden and (has_ended or is_bad):
         yield hidden
 

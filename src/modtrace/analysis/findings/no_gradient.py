@@ -172,8 +172,11 @@ class _Flow:
         phase = phase_codes(calls["phase"])
         is_run = np.isin(phase, [PHASES.index(FORWARD), PHASES.index(RECOMPUTE)])
         called = column_of(calls, "module_id")[is_run]
-        order = np.argsort(column_of(calls, "start_ns")[is_run], kind="stable")
-        merged = dict.fromkeys(self._to_merged(called[order].tolist()))
+        start_ns = column_of(calls, "start_ns")[is_run]
+        modules, which = np.unique(called, return_inverse=True)
+        first_ns = np.full(len(modules), np.iinfo(np.int64).max)
+        np.minimum.at(first_ns, which.reshape(-1), start_ns)
+        merged = dict.fromkeys(self._to_merged(modules[np.argsort(first_ns, kind="stable")].tolist()))
         return {module_id: number for number, module_id in enumerate(merged)}
 
     def find_caller(self, module: Module) -> int | None:
