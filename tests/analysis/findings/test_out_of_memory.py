@@ -53,7 +53,7 @@ def test_op_and_what_lived_are_named(family: str) -> None:
     assert found.op == "aten.empty.memory_format"
     assert found.text.startswith("blocks.1 is out of memory in step 0: one op asks for 1,152,921,504.61 GB, ")
     assert f"size: [{_TOO_MUCH}]" in found.evidence[0]
-    assert f"{Path(__file__).name}:28; it asked for 1,152,921,504.61 GB" in found.evidence[0]
+    assert f"{Path(__file__).name}:29; it asked for 1,152,921,504.61 GB" in found.evidence[0]
     [by_line] = [line for line in found.evidence if line.startswith("by line: ")]
     assert "health_models.py:" in by_line
     assert not rec.findings(only=["failed"]).findings
