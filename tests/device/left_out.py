@@ -27,6 +27,7 @@ LEFT_OUT = [
             "test_both_ranks_are_stopped_where_one_of_them_has_met_nan",
             "test_child_is_stopped_by_a_recording_of_its_own_and_not_by_its_parents",
             "test_warnings.py",
+            "test_rows_name_the_dataset_and_its_workers",
         ),
     ),
     LeftOut(
@@ -58,6 +59,7 @@ LEFT_OUT = [
         "they are about main memory, about who reads it, or about how the CPU's kernels are called",
         (
             "test_graph_captures.py",  # it simulates CUDA itself
+            "test_memory_is_read_when_a_step_ends",
             "test_values_memory.py",
             "test_values_on_cuda.py",
             "test_whole_tensors.py",
