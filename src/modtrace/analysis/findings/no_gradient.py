@@ -1,10 +1,10 @@
 """Finds parameters that an optimizer holds and that never get a gradient, and the module that is the reason."""
 
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from ..tables.values import PlacedValues
 from .check import check
 from .finding import CannotCheck, Finding, Severity
 from .names import name_alike, name_steps_of
+from .places import place_of_module
 
 #: Roles that tell whether gradients flow.
 _ROLES = (OUTPUT, GRAD_OUTPUT, PARAMETER, PARAMETER_GRAD)
@@ -36,13 +37,15 @@ def NO_GRADIENT(run: SampledSteps) -> Iterator[Finding]:
     if not flow.has_gradients:
         raise CannotCheck("gradients of parameters were not recorded", _RECORD_VALUES)
     without = [parameter for parameter in known if flow.is_without(parameter)]
-    without = [parameter for parameter in without if parameter.site_id not in flow.find_ever([*without])]
+    ever = flow.find_ever(without)
     reasons: dict[tuple[_Kind, int], list[Parameter]] = defaultdict(list)
     for parameter in without:
+        if parameter.site_id in ever:
+            continue
         kind, module = flow.find_reason(parameter)
         reasons[kind, module.module_id].append(parameter)
     for kind, group in _merge(reasons, flow):
-        yield _DESCRIBE[kind](group, run)
+        yield group.finding(run, kind)
 
 
 #: Why parameters get no gradient.
@@ -56,45 +59,32 @@ class _Group:
     modules: Sequence[Module]
     parameters: Sequence[Parameter]
     before: Sequence[Module] = ()  # modules called before, to which no gradient comes for that reason
-    has_called_siblings: bool = False  # whether modules of the same type beside them were called
+    has_called_siblings: bool = (
+        False  # said of modules that are not called: such of the same type beside them are
+    )
 
-    def finding(self, run: SampledSteps, severity: Severity, text: str, remedy: str) -> Finding:
+    def finding(self, run: SampledSteps, kind: _Kind) -> Finding:
         """Returns the finding about the group."""
+        said, first = _TEXTS[kind], self.parameters[0]
         names = [parameter.name for parameter in self.parameters]
-        first = self.modules[0]
-        root = read_modules(run.data).get(first.root_id)
+        count = len(names)
+        get = f"{count_of(count, 'parameter')} {'gets' if count == 1 else 'get'} none"
+        evidence = [f"without a gradient: {first_few(names, 4)}"]
+        if self.before:
+            evidence.append(f"called before it, and not reached either: {name_alike(self.before)}")
+        verb = said.verbs[len(self.modules) > 1]
+        place = place_of_module(run, self.modules[0].module_id)
         return Finding(
-            severity=severity,
-            text=text,
-            remedy=remedy,
-            evidence=(
-                f"without a gradient: {first_few(names, 4)}",
-                *(
-                    [f"called before it, and not reached either: {name_alike(self.before)}"]
-                    if self.before
-                    else []
-                ),
-            ),
+            severity="warning" if self.has_called_siblings and said.severity == "note" else said.severity,
+            text=said.text.format(name=name_alike(self.modules), verb=verb, get=get),
+            remedy=said.remedy,
+            evidence=tuple(evidence),
             rests_on=name_steps_of(run),
-            root=None if root is None else root.name or root.type,
-            path=first.path,
-            parameter=self.parameters[0].slot,
+            root=place.root,
+            path=place.path,
+            parameter=first.slot,
             step=int(run.numbers[0]),
         )
-
-    @property
-    def get(self) -> str:
-        """How many get no gradient."""
-        return f"{count_of(len(self.parameters), 'parameter')} {'gets' if len(self.parameters) == 1 else 'get'} none"
-
-    @property
-    def name(self) -> str:
-        """The names of the modules."""
-        return name_alike(self.modules)
-
-    def verb(self, one: str, many: str) -> str:
-        """Returns the verb for one module or several."""
-        return one if len(self.modules) == 1 else many
 
 
 class _Flow:
@@ -285,7 +275,8 @@ def _merge(reasons: dict[tuple[_Kind, int], list[Parameter]], flow: _Flow) -> It
             before = [module for module in unreached[caller] if flow.order(module) < first]
             unreached[caller] = [module for module in unreached[caller] if module not in before]
         group = _group(reasons, kind, modules, before)
-        yield kind, replace(group, has_called_siblings=flow.has_called_siblings(modules[0]))
+        has_siblings = kind == "not called" and flow.has_called_siblings(modules[0])
+        yield kind, replace(group, has_called_siblings=has_siblings)
     for modules in filter(None, unreached.values()):
         *before, last = sorted(modules, key=flow.order)
         yield "not reached", _group(reasons, "not reached", [last], before)
@@ -302,69 +293,51 @@ def _group(
     return _Group(modules, [parameter for key in keys for parameter in reasons[key]], before)
 
 
-def _without_grad_mode(group: _Group, run: SampledSteps) -> Finding:
-    runs = group.verb("runs", "run")
-    return group.finding(
-        run,
+class _Text(NamedTuple):
+    """What is said of a reason; `{name}` stands for the modules, `{verb}` for one of `verbs`, `{get}` for how many."""
+
+    severity: Severity
+    verbs: tuple[str, str]  # for one module, and for several
+    text: str
+    remedy: str
+
+
+_TEXTS: Mapping[_Kind, _Text] = {
+    "no grad mode": _Text(
         "error",
-        f"{group.name} {runs} without gradients: {group.get}",
+        ("runs", "run"),
+        "{name} {verb} without gradients: {get}",
         "call it outside of torch.no_grad(); if a checkpoint calls it, use_reentrant=False, or "
         "x.requires_grad_() on its input (transformers: model.enable_input_require_grads())",
-    )
-
-
-def _detaching(group: _Group, run: SampledSteps) -> Finding:
-    returns = group.verb("returns", "return")
-    return group.finding(
-        run,
+    ),
+    "detaching": _Text(
         "error",
-        f"{group.name} {returns} what requires no gradient, though what is in it does: {group.get}",
+        ("returns", "return"),
+        "{name} {verb} what requires no gradient, though what is in it does: {get}",
         "look in its forward for detach(), .data, .item(), numpy, argmax, or torch.no_grad()",
-    )
-
-
-def _not_reached(group: _Group, run: SampledSteps) -> Finding:
-    return group.finding(
-        run,
+    ),
+    "not reached": _Text(
         "warning",
-        f"no gradient comes back to what {group.name} returns: {group.get}",
+        ("returns", "return"),
+        "no gradient comes back to what {name} {verb}: {get}",
         "what reads it detaches it, or nothing does: after record --ops, modtrace graph shows who reads it",
-    )
-
-
-def _not_called(group: _Group, run: SampledSteps) -> Finding:
-    is_ = group.verb("is", "are")
-    return group.finding(
-        run,
-        "warning" if group.has_called_siblings else "note",
-        f"{group.name} {is_} never called: {group.get}",
-        "call it in the forward, or leave it out of the model and the optimizer",
-    )
-
-
-def _not_used(group: _Group, run: SampledSteps) -> Finding:
-    return group.finding(
-        run,
-        "note",
-        f"{group.name} {group.verb('does', 'do')} not use all parameters: {group.get}",
-        "use them, or leave them out",
-    )
-
-
-def _in_compiled(group: _Group, run: SampledSteps) -> Finding:
-    return group.finding(
-        run,
+    ),
+    "compiled": _Text(
         "warning",
-        f"{group.get} inside of {group.name}, which runs compiled",
+        ("runs", "run"),
+        "{get} inside of {name}, which {verb} compiled",
         "record without torch.compile, so that the modules inside are seen",
-    )
-
-
-_DESCRIBE: Mapping[_Kind, Callable[[_Group, SampledSteps], Finding]] = {
-    "no grad mode": _without_grad_mode,
-    "detaching": _detaching,
-    "not reached": _not_reached,
-    "compiled": _in_compiled,
-    "not called": _not_called,
-    "not used": _not_used,
+    ),
+    "not called": _Text(
+        "note",
+        ("is", "are"),
+        "{name} {verb} never called: {get}",
+        "call it in the forward, or leave it out of the model and the optimizer",
+    ),
+    "not used": _Text(
+        "note",
+        ("does", "do"),
+        "{name} {verb} not use all parameters: {get}",
+        "use them, or leave them out",
+    ),
 }
