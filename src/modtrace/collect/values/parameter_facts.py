@@ -55,8 +55,8 @@ class ParameterFacts:
         self._read_at: tuple[object, ...] = ()
         self._steps_since = 0
         self._uncleared: bool | None = None
-        #: The ids of parameters that had a gradient when an optimizer stepped, as far as they were looked at.
-        self._with_gradient: frozenset[int] = frozenset()
+        #: The modules and names of parameters that had a gradient when an optimizer stepped and they were looked at.
+        self._with_gradient: frozenset[tuple[int, str]] = frozenset()
 
     def start(self, names: ModuleNames) -> None:
         """Starts recording."""
@@ -103,9 +103,13 @@ class ParameterFacts:
         return uncleared
 
     def _read_gradients(self, names: ModuleNames) -> None:
-        modules = [module for named in names.modules if (module := named.module) is not None]
-        parameters = [parameter for module in modules for parameter in module._parameters.values()]
-        found = {id(one) for one in parameters if one is not None and grad_of(one) is not None}
+        found = {
+            (named.module_id, name)
+            for named in [*names.modules]
+            if (module := named.module) is not None
+            for name, parameter in [*module._parameters.items()]
+            if parameter is not None and grad_of(parameter) is not None
+        }
         self._is_stale |= not found <= self._with_gradient
         self._with_gradient |= found
 
@@ -132,12 +136,12 @@ class ParameterFacts:
         if self._is_stale or read_at != self._read_at or self._steps_since >= _READ_EVERY:
             self._is_stale, self._read_at, self._steps_since = False, read_at, 0
             for owner, parameter in _walk(roots, names):
-                fact = self._read(parameter)
+                fact = self._read(owner, parameter)
                 if fact is not None and self._known.get(owner) != fact:
                     self._known[owner] = fact
                     self._rows.append((step.number or 0, owner, fact))
 
-    def _read(self, parameter: torch.Tensor) -> _Fact | None:
+    def _read(self, owner: tuple[int, str], parameter: torch.Tensor) -> _Fact | None:
         """Returns the facts of a parameter; None if a subclass of the user's raises when asked for its dtype."""
         try:
             shape, dtype = shape_of(parameter), str(parameter.dtype).removeprefix("torch.")
@@ -147,8 +151,7 @@ class ParameterFacts:
             place = optimizer.places.get(id(parameter))
             if place is not None:
                 return _Fact(shape, dtype, place.requires_grad, optimizer.name, place.group, None)
-        has_gradient = id(parameter) in self._with_gradient
-        return _Fact(shape, dtype, requires_grad_of(parameter), None, None, has_gradient)
+        return _Fact(shape, dtype, requires_grad_of(parameter), None, None, owner in self._with_gradient)
 
     def take_columns(self) -> dict[str, Any] | None:
         """Returns the rows since the last call; None if there are none."""
