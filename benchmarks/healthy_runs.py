@@ -1,6 +1,6 @@
 """What the checks say of healthy trainings, and how often: `make bench`.
 
-python benchmarks/healthy_runs.py [--steps 40] [--only TEXT] [--quick]
+python benchmarks/healthy_runs.py [--steps 40] [--seed 0] [--only TEXT] [--quick]
 """
 
 import argparse
@@ -24,6 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Prints what is found in each run, and in how many runs how much is. Returns 1 if an error is."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=40, help="the number of steps of each run")
+    parser.add_argument("--seed", type=int, default=0, help="what decides the weights and the data")
     parser.add_argument("--only", default="", help="the runs with this text in their names")
     parser.add_argument("--quick", action="store_true", help="three runs of 12 steps")
     chosen = parser.parse_args(argv)
@@ -33,7 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     answers, accused, unchecked = Counter[str](), Counter[str](), Counter[str]()
     for name in names:
         started = time.perf_counter()
-        found = record_run(name, 12 if chosen.quick else chosen.steps).findings()
+        recording = record_run(name, 12 if chosen.quick else chosen.steps, chosen.seed)
+        found = recording.findings()
         print(f"{name}  ({time.perf_counter() - started:.1f} s)", flush=True)
         for finding in found.findings:
             print(f"    {finding.severity}: {finding.text}  ({finding.check})", flush=True)

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import modtrace
+from helpers.healthy_architectures import HEALTHY
 from helpers.more_architectures import TWENTY
 
 #: A training; it is given the number of steps, and yields the recording while it lives.
@@ -21,9 +22,9 @@ Train = Callable[[int], None]
 RUNS: dict[str, Train] = {}
 
 
-def record_run(name: str, steps: int, **options: Any) -> modtrace.Recording:
-    """Returns the recording of a run."""
-    torch.manual_seed(0)
+def record_run(name: str, steps: int, seed: int = 0, **options: Any) -> modtrace.Recording:
+    """Returns the recording of a run, of which the seed decides the weights and the data."""
+    torch.manual_seed(seed)
     with modtrace.record(**options) as rec:
         RUNS[name](steps)
     return rec
@@ -134,6 +135,23 @@ def _language(name: str, **config: Any) -> nn.Module:
     kind = getattr(transformers, name)
     model: nn.Module = kind(kind.config_class(**config))
     return model
+
+
+def _add_reader(name: str, config: dict[str, Any]) -> None:
+    @run(f"{name}, text")
+    def train(steps: int) -> None:
+        model, batches = _language(name, **config), texts(length=16)
+
+        def loss() -> torch.Tensor:
+            batch = next(batches) % 30 + 2
+            found: torch.Tensor = model(input_ids=batch, labels=batch).loss
+            return found
+
+        fit(model, loss, steps)
+
+
+for _name, _config in HEALTHY.items():
+    _add_reader(_name, _config)
 
 
 _DEEP = {"vocab_size": 128, "hidden_size": 64, "num_hidden_layers": 6, "num_attention_heads": 4}

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import modtrace
+from helpers.findings import check_run
 from helpers.health_models import FAMILIES, Stack, train
 
 
@@ -19,7 +20,7 @@ def _fail(model: nn.Module, *given: torch.Tensor, **options: object) -> modtrace
 @pytest.mark.parametrize("ops", [False, True])
 def test_innermost_call_is_named(ops: bool) -> None:
     model = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Sequential(nn.Linear(5, 2)))
-    [found] = _fail(model, torch.randn(3, 4), ops=ops).findings(only=["failed"]).findings
+    [found] = check_run(_fail(model, torch.randn(3, 4), ops=ops), "failed")
     assert (found.severity, found.path, found.step) == ("error", "1.0", 0)
     assert (
         "1.0 fails in step 0: RuntimeError: mat1 and mat2 shapes cannot be multiplied (3x4 and 5x2)"
@@ -38,9 +39,7 @@ def test_op_outside_of_a_leaf_module_is_named_with_its_numbers() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return (x + 1).unfold(1, 9, 1)
 
-    [found] = (
-        _fail(nn.Sequential(Reshaping()), torch.randn(3, 4), ops=True).findings(only=["failed"]).findings
-    )
+    [found] = check_run(_fail(nn.Sequential(Reshaping()), torch.randn(3, 4), ops=True), "failed")
     assert found.path == "0"
     assert found.evidence == (
         "aten.unfold.default was given self: [3, 4] float32, dimension: 1, size: 9, step: 1",
@@ -52,5 +51,5 @@ def test_error_that_the_program_catches_and_one_outside_of_the_model_are_left_al
     model = Stack(FAMILIES[family])
     with modtrace.record(model, strict=True) as rec, pytest.raises(IndexError):
         model(torch.full((2, 6), 99))
-    assert not rec.findings(only=["failed"]).findings
-    assert not train(model).findings(only=["failed"]).findings
+    assert not check_run(rec, "failed")
+    assert not check_run(train(model), "failed")

@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import modtrace
 from builders import RecordingBuilder
+from helpers.findings import check_run
 from helpers.health_models import FAMILIES, Stack
 from helpers.timed_loops import Clock, clock
 from modtrace.analysis.findings.finding import Finding
@@ -58,10 +59,7 @@ def _train(
 
 
 def _find(rec: modtrace.Recording, **thresholds: float) -> tuple[Finding, ...]:
-    given = {f"input-bound.{name}": value for name, value in thresholds.items()}
-    found = rec.findings(only=["input-bound"], thresholds=given)
-    assert found.checked == ("input-bound",)
-    return found.findings
+    return check_run(rec, "input-bound", **thresholds)
 
 
 @pytest.mark.parametrize("block", FAMILIES.values(), ids=FAMILIES.keys())

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from helpers.findings import show_heads
 from helpers.health_models import (
     FAMILIES,
     CallBlock,
@@ -35,7 +36,10 @@ class _Detaching(nn.Module):
 def _find(model: nn.Module, **options: object) -> tuple[Finding, ...]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of a checkpoint over inputs without gradients
-        return train(model, **options).findings(only=CHECKS).findings
+        rec = train(model, **options)
+    found = rec.findings(only=CHECKS).findings
+    assert not found or found[0].text[:40] in show_heads(rec)
+    return found
 
 
 def _call_otherwise(number: int, how: CallBlock) -> Callable[[Stack], None]:
@@ -97,6 +101,41 @@ def test_reason_is_named(family: str, planted: str) -> None:
     assert text in first.text
     assert first.root == "Stack"
     assert not others  # what comes from the same fault is not told again
+
+
+class _Aside(nn.Module):
+    """Throws away what its member returns."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.inner = block
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.inner(x)
+        return x
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda block: block.add_module("spare", nn.Linear(2, 2)), "blocks.0..2.spare are never called: 6 "),
+        (
+            lambda block: block.register_parameter("scale", nn.Parameter(torch.ones(1))),
+            "blocks.0..2 do not use ",
+        ),
+        (lambda block: _Aside(block), "comes back to what blocks.0..2.inner return"),
+        (lambda block: _Detaching(block), "blocks.0..2 return what requires no gradient"),
+    ],
+)
+def test_blocks_that_repeat_are_named_once(
+    change: Callable[[nn.Module], nn.Module | None], text: str
+) -> None:
+    model = Stack(FAMILIES["attention"])
+    for number, block in enumerate(model.blocks):
+        model.blocks[number] = change(block) or block
+    first, *others = _find(model)
+    assert text in first.text
+    assert not [other for other in others if other.path.startswith("blocks")]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import modtrace
+from helpers.findings import check_run
 from helpers.health_models import FAMILIES, Stack, train
 from modtrace.recording.out_of_memory import is_out_of_memory, requested_bytes
 
@@ -37,7 +38,7 @@ def _stack(family: str, nth: int = 0) -> Stack:
 
 
 def _find(rec: modtrace.Recording) -> tuple[modtrace.Finding, ...]:
-    return rec.findings(only=["out-of-memory"]).findings
+    return check_run(rec, "out-of-memory")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -53,7 +54,8 @@ def test_op_and_what_lived_are_named(family: str) -> None:
     assert found.op == "aten.empty.memory_format"
     assert found.text.startswith("blocks.1 is out of memory in step 0: one op asks for 1,152,921,504.61 GB, ")
     assert f"size: [{_TOO_MUCH}]" in found.evidence[0]
-    assert f"{Path(__file__).name}:29; it asked for 1,152,921,504.61 GB" in found.evidence[0]
+    line = _Greedy.forward.__code__.co_firstlineno + 3
+    assert f"{Path(__file__).name}:{line}; it asked for 1,152,921,504.61 GB" in found.evidence[0]
     [by_line] = [line for line in found.evidence if line.startswith("by line: ")]
     assert "health_models.py:" in by_line
     assert not rec.findings(only=["failed"]).findings

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import modtrace
+from helpers.findings import check_run
 from helpers.health_models import FAMILIES, Stack
 
 Clear = Callable[[nn.Module, torch.optim.Optimizer], None]
@@ -53,9 +54,7 @@ def _train(
             optimizer.step()
             if clear is not None and behind:
                 clear(model, optimizer)
-    found = rec.findings(only=["uncleared-gradients"])
-    assert found.checked
-    return found.findings
+    return check_run(rec, "uncleared-gradients")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -88,7 +87,7 @@ def test_backward_through_a_discriminator_is_left_alone(in_place: bool) -> None:
             of_one.zero_grad(set_to_none=not in_place)
             other(one(torch.randn(3, 4))).mean().backward()
             of_one.step()
-    assert not rec.findings(only=["uncleared-gradients"]).findings
+    assert not check_run(rec, "uncleared-gradients")
 
 
 def test_closure_that_clears_is_left_alone() -> None:
@@ -104,4 +103,4 @@ def test_closure_that_clears_is_left_alone() -> None:
     with modtrace.record(model, strict=True) as rec:
         for _ in range(4):
             optimizer.step(closure)
-    assert not rec.findings(only=["uncleared-gradients"]).findings
+    assert not check_run(rec, "uncleared-gradients")

@@ -1,30 +1,52 @@
 """Names modules and steps in the sentences of findings."""
 
+import itertools
 import re
+from collections import defaultdict
 from collections.abc import Sequence
 
 from ...recording.suggestions import count_of, first_few
 from ..tables.placement import Module
 from ..tables.sampled_steps import SampledSteps
 
-#: A path that ends with the position in a list.
-_NUMBERED = re.compile(r"(.*?)(\d+)")
+#: The numbers in a path.
+_NUMBER = re.compile(r"(?<=\.)\d+|^\d+")
 
 #: The largest number of modules that are named one by one.
 _NAMED = 3
 
 
 def name_alike(modules: Sequence[Module]) -> str:
-    """Returns the names of modules: `head`, `blocks.0..31`, `a and b`, or `a, b, c and 4 more`."""
-    names = [module.path or module.name or module.type for module in modules]
-    numbers = [_NUMBERED.fullmatch(name) for name in names]
-    if len(names) > 1 and all(numbers) and len({found[1] for found in numbers if found}) == 1:
-        last = [int(found[2]) for found in numbers if found]
-        if last == [*range(last[0], last[0] + len(last))]:
-            return f"{names[0]}..{last[-1]}"
+    """Returns the names of modules: `head`, `blocks.0..31.attn`, `a and b`, or `a, b, c and 4 more`.
+
+    Paths that differ in one number, which counts up by one from each to the next, are one name.
+    """
+    alike: dict[str, list[str]] = defaultdict(list)
+    for module in modules:
+        name = module.path or module.name or module.type
+        alike[number_free(name)].append(name)
+    names = [shown for group in alike.values() for shown in _fold_numbers(group)]
     if len(names) > _NAMED:
         return f"{', '.join(names[:_NAMED])} and {len(names) - _NAMED} more"
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def number_free(path: str) -> str:
+    """Returns a path in which an asterisk stands for each number: equal for modules that repeat."""
+    return _NUMBER.sub("*", path)
+
+
+def _fold_numbers(names: Sequence[str]) -> Sequence[str]:
+    """Returns one name for those that differ in one number alone, if no number between is missing."""
+    rows = [[*map(int, _NUMBER.findall(name))] for name in names]
+    differing = [at for at, column in enumerate(zip(*rows, strict=True)) if len(set(column)) > 1]
+    if len(differing) == 1:
+        (at,) = differing
+        numbers = [row[at] for row in rows]
+        if numbers == [*range(numbers[0], numbers[0] + len(numbers))]:
+            *_, place = itertools.islice(_NUMBER.finditer(names[0]), at + 1)
+            return [f"{names[0][: place.end()]}..{numbers[-1]}{names[0][place.end() :]}"]
+    return names
 
 
 def name_steps_of(run: SampledSteps) -> str:

@@ -18,7 +18,7 @@ from ..tables.sampled_steps import SampledSteps
 from ..tables.values import PlacedValues
 from .check import check
 from .finding import CannotCheck, Finding, Severity
-from .names import name_alike, name_steps_of
+from .names import name_alike, name_steps_of, number_free
 from .places import place_of_module
 
 #: Roles that tell whether gradients flow.
@@ -174,6 +174,11 @@ class _Flow:
         _, *above = self._above(module)
         return next((one.module_id for one in above if one.module_id in self._called), None)
 
+    def holder_of(self, module: Module) -> str:
+        """Returns the root and the path of what holds a module, without the numbers of what repeats."""
+        holder = None if module.parent_id is None else self.modules.get(module.parent_id)
+        return f"{module.root_id} {number_free(holder.path) if holder else ''}"
+
     def has_called_siblings(self, module: Module) -> bool:
         """Returns whether a module of the same type and in the same module was called."""
         called = (self.modules[one] for one in self._called)
@@ -256,30 +261,39 @@ def _while(chain: Sequence[Module], ended_by: Container[int]) -> Iterator[Module
 def _merge(reasons: dict[tuple[_Kind, int], list[Parameter]], flow: _Flow) -> Iterator[tuple[_Kind, _Group]]:
     """Yields the groups of parameters that one reason explains.
 
-    Modules of one type in the same module that have one reason are one group. Of modules to which no gradient comes
-    that of the last call is named, as it is the next to where the gradients end. If a later call in the same module
-    runs without gradients, that explains it.
+    Modules of one type that have one reason are one group, if they are in the same module, or in such as repeat. Of
+    modules to which no gradient comes that of the last call is named, as it is the next to where the gradients end. If
+    a later call in the same module runs without gradients, that explains it.
     """
     unreached: dict[int | None, list[Module]] = defaultdict(list)  # by the module that calls them
-    alike: dict[tuple[_Kind, int | None, str], list[Module]] = defaultdict(list)
+    alike: dict[tuple[_Kind, str, str], list[Module]] = defaultdict(list)
     for kind, module_id in reasons:
         module = flow.modules[module_id]
         if kind == "not reached":
             unreached[flow.find_caller(module)].append(module)
         else:
-            alike[kind, module.parent_id, module.type].append(module)
+            alike[kind, flow.holder_of(module), module.type].append(module)
     for (kind, _, _), modules in alike.items():
         before: list[Module] = []
         if kind in ("no grad mode", "detaching"):
-            first, caller = min(map(flow.order, modules)), flow.find_caller(modules[0])
-            before = [module for module in unreached[caller] if flow.order(module) < first]
-            unreached[caller] = [module for module in unreached[caller] if module not in before]
+            for caller in dict.fromkeys(map(flow.find_caller, modules)):
+                first = min(flow.order(module) for module in modules if flow.find_caller(module) == caller)
+                before += [module for module in unreached[caller] if flow.order(module) < first]
+            for caller in unreached:
+                unreached[caller] = [module for module in unreached[caller] if module not in before]
         group = _group(reasons, kind, modules, before)
         has_siblings = kind == "not called" and flow.has_called_siblings(modules[0])
         yield kind, replace(group, has_called_siblings=has_siblings)
+    ends: dict[tuple[str, str], list[list[Module]]] = defaultdict(list)
     for modules in filter(None, unreached.values()):
-        *before, last = sorted(modules, key=flow.order)
-        yield "not reached", _group(reasons, "not reached", [last], before)
+        in_order = sorted(modules, key=flow.order)
+        ends[number_free(in_order[-1].path), in_order[-1].type].append(in_order)
+    for repeated in ends.values():
+        last = [modules[-1] for modules in repeated]
+        yield (
+            "not reached",
+            _group(reasons, "not reached", last, [one for modules in repeated for one in modules[:-1]]),
+        )
 
 
 def _group(
