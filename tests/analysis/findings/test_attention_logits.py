@@ -24,6 +24,20 @@ class Attention(nn.Module):
         return logits.masked_fill(future, -torch.inf).softmax(-1) @ x
 
 
+class Fused(nn.Module):
+    """Fused attention of two heads, with queries and keys of one projection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q = nn.Linear(8, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k = self.q(x).view(*x.shape[:2], 2, 2, 4).permute(2, 0, 3, 1, 4)
+        v = x.view(*x.shape[:2], 2, 4).transpose(1, 2)
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return y.transpose(1, 2).reshape(x.shape)
+
+
 class Pooling(nn.Module):
     """Weights each position by a score."""
 
@@ -57,7 +71,13 @@ def test_logits_that_grow_are_found(block: type[nn.Module]) -> None:
     assert found.text.startswith("the largest logit of the softmax in 1 grew from ")
 
 
-@pytest.mark.parametrize("block", [Attention, Pooling])
+def test_queries_and_keys_of_fused_attention_that_grow_are_found() -> None:
+    (found,) = check_run(train(Fused, 1.4), CHECK)
+    assert (found.severity, found.path) == ("warning", "1")
+    assert found.text.startswith("queries and keys in 1 grew: their norms allow logits of ")
+
+
+@pytest.mark.parametrize("block", [Attention, Fused, Pooling])
 def test_logits_that_stay_are_not_accused(block: type[nn.Module]) -> None:
     assert check_run(train(block, 1.0), CHECK) == ()
 

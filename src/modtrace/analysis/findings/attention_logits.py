@@ -1,12 +1,12 @@
 """Finds attention whose logits grow from step to step."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from ...recording.arrow.arrays import to_numpy
 from ...recording.phase import FORWARD, PHASES
 from ...recording.role import OP_OUTPUT
+from ...recording.statistics.moments import RAW, StatColumns, read_statistics
 from ..tables.columns import Column, column_of, dictionary_codes, find_rows, phase_codes, take
 from ..tables.sampled_steps import SampledSteps
 from .check import check
@@ -17,8 +17,14 @@ from .places import place_of_module
 #: The op that makes probabilities of logits.
 _SOFTMAX = "_softmax"
 
-#: The largest number of views between a softmax and the op that made its logits.
-_MOST_VIEWS = 4
+#: How the names of fused attention begin: `_scaled_dot_product_flash_attention_for_cpu` and others.
+_FUSED = ("_scaled_dot_product", "scaled_dot_product")
+
+#: What the norms of queries and keys allow is more than what the logits are: queries and keys are hardly ever parallel.
+_ALLOWED = 4
+
+#: The largest number of views between what an op reads and the op that made it.
+_MOST_VIEWS = 8
 
 #: The number of steps at the beginning and at the end that are compared.
 _ENDS = 5
@@ -29,25 +35,32 @@ def ATTENTION_LOGITS(run: SampledSteps, most: float = 50, growth: float = 2) -> 
     """Finds the softmax whose largest logit grew most, to more than `most` and by the factor `growth`.
 
     A softmax of logits that are 50 apart is 1 for one key and 0 for all others, and passes no gradient. Fused attention
-    has no logits that could be recorded.
+    has no logits that could be recorded: there it is the largest logit that the norms of an average query and key
+    allow, which must be four times as large.
     """
     if not run.data.table("ops").num_rows:
         raise CannotCheck("no ops were recorded", "--ops (ops=True)")
     if len(run.numbers) < 2 * _ENDS:
         raise CannotCheck(f"there are {len(run.numbers)} comparable steps, and it takes {2 * _ENDS}")
     found = []
-    for (module, nth), largest in _find_largest(run).items():
+    for (module, _, is_fused), largest in _find_largest(run).items():
         begin, end = float(np.median(largest[:_ENDS])), float(np.median(largest[-_ENDS:]))
-        if end > most and end > growth * max(begin, 0):  # NaN is not larger
-            found.append((end, begin, module, nth))
+        limit = most * _ALLOWED if is_fused else most
+        if end > limit and end > growth * max(begin, 0):  # NaN is not larger
+            found.append((end / limit, end, begin, module, is_fused))
     if not found:
         return
-    end, begin, module, _ = max(found)
+    _, end, begin, module, is_fused = max(found)
     place = place_of_module(run, module)
     others = f", and in {len(found) - 1} more" if len(found) > 1 else ""
+    what = (
+        f"queries and keys in {place.name} grew: their norms allow logits of {end:.3g}, before of {begin:.3g}"
+        if is_fused
+        else f"the largest logit of the softmax in {place.name} grew from {begin:.3g} to {end:.3g}"
+    )
     yield Finding(
         severity="warning",
-        text=f"the largest logit of the softmax in {place.name} grew from {begin:.3g} to {end:.3g}{others}",
+        text=what + others,
         remedy="normalize queries and keys (q and k norms), cap the logits, or lower the learning rate",
         rests_on=name_steps_of(run),
         root=place.root,
@@ -55,48 +68,80 @@ def ATTENTION_LOGITS(run: SampledSteps, most: float = 50, growth: float = 2) -> 
     )
 
 
-def _find_largest(run: SampledSteps) -> dict[tuple[int, int], Column]:
-    """Returns the largest logit in each step, NaN for none, by the module that runs a softmax and its number there."""
+def _find_largest(run: SampledSteps) -> dict[tuple[int, int, bool], Column]:
+    """Returns the largest logit in each step, NaN for none.
+
+    The keys are the module that runs a softmax, its number there, and whether it is that of fused attention.
+    """
     ops = run.find("ops", ["op_id", "step", "call_id", "phase", "name", "nth"], step=run.numbers)
     codes, names = dictionary_codes(ops["name"])
-    is_one = np.array([*(_SOFTMAX in name.split(".") for name in names), False])[codes]
-    rows = np.flatnonzero(is_one & (phase_codes(ops["phase"]) == PHASES.index(FORWARD)))
-    op_id, step, call, nth = (column_of(ops, name)[rows] for name in ("op_id", "step", "call_id", "nth"))
-    logits = _find_maxima(run, op_id)
-    calls = run.find("calls", ["call_id", "module_id"], call_id=call)
-    module = take(column_of(calls, "module_id"), find_rows(column_of(calls, "call_id"), call))
-    largest: dict[tuple[int, int], Column] = {}
-    for owner, number, at, logit in zip(
-        module.tolist(), nth.tolist(), find_rows(run.numbers, step).tolist(), logits.tolist(), strict=True
-    ):
-        of_place = largest.setdefault((owner, number), np.full(len(run.numbers), np.nan))
-        of_place[at] = np.fmax(of_place[at], logit)
+    parts = [name.split(".") for name in names]
+    is_forward = phase_codes(ops["phase"]) == PHASES.index(FORWARD)
+    is_softmax = np.array([*(_SOFTMAX in of_name for of_name in parts), False])[codes]
+    is_fused = np.array([*(any(part.startswith(_FUSED) for part in of_name) for of_name in parts), False])[
+        codes
+    ]
+    largest: dict[tuple[int, int, bool], Column] = {}
+    for fused, is_one, measure in ((False, is_softmax, _read_largest), (True, is_fused, _read_allowed)):
+        rows = np.flatnonzero(is_one & is_forward)
+        op_id, step, call, nth = (column_of(ops, name)[rows] for name in ("op_id", "step", "call_id", "nth"))
+        calls = run.find("calls", ["call_id", "module_id"], call_id=call)
+        module = take(column_of(calls, "module_id"), find_rows(column_of(calls, "call_id"), call))
+        for owner, number, at, logit in zip(
+            module.tolist(),
+            nth.tolist(),
+            find_rows(run.numbers, step).tolist(),
+            measure(run, op_id).tolist(),
+            strict=True,
+        ):
+            of_place = largest.setdefault((owner, number, fused), np.full(len(run.numbers), np.nan))
+            of_place[at] = np.fmax(of_place[at], logit)
     return largest
 
 
-def _find_maxima(run: SampledSteps, op_id: Column) -> Column:
-    """Returns the maximum of what each op reads first; NaN where it was not measured. A mask's -inf does not matter."""
-    maker, maxima = op_id, np.full(len(op_id), np.nan)
+def _read_largest(run: SampledSteps, op_id: Column) -> Column:
+    """Returns the largest number that each softmax reads. A mask's -inf does not matter."""
+    return _find_read(run, op_id, "self", lambda stats: stats.max)
+
+
+def _read_allowed(run: SampledSteps, op_id: Column) -> Column:
+    """Returns the product of the norms of an average query and an average key by the root of the size of a head."""
+    query = _find_tensors(run, op_id, "query")
+    tensors = run.find("tensors", ["tensor_id", "shape"], tensor_id=query)
+    sizes = np.array([(shape or [0])[-1] for shape in tensors["shape"].to_pylist()])
+    size = take(sizes, find_rows(column_of(tensors, "tensor_id"), query))
+    norms = [_find_read(run, op_id, slot, lambda stats: stats.rms) for slot in ("query", "key")]
+    return np.asarray(norms[0] * norms[1] * np.sqrt(np.maximum(size, 0)))
+
+
+def _find_read(
+    run: SampledSteps, op_id: Column, slot: str, statistic: Callable[[StatColumns], Column]
+) -> Column:
+    """Returns a statistic of what each op reads in a slot, or of what that is a view of; NaN if it was not measured."""
+    reader, found = op_id, np.full(len(op_id), np.nan)
     for _ in range(_MOST_VIEWS):
-        maker = _find_makers(run, maker)
-        values = run.find("values", ["op_id", "site_id", "max"], op_id=maker)
+        tensor = _find_tensors(run, reader, slot)
+        tensors = run.find("tensors", ["tensor_id", "producer_op"], tensor_id=tensor)
+        maker = take(column_of(tensors, "producer_op"), find_rows(column_of(tensors, "tensor_id"), tensor))
+        values = run.find("values", ["op_id", "site_id", *RAW], op_id=maker)
         is_output = np.isin(column_of(values, "site_id"), run.sites_of(OP_OUTPUT))
         row = find_rows(column_of(values, "op_id")[is_output], maker)
-        measured = np.append(to_numpy(values["max"], null=np.nan)[is_output], np.nan)[row]
-        maxima = np.where(np.isnan(maxima), measured, maxima)
-        ops = run.find("ops", ["op_id", "is_view"], op_id=maker)
-        is_view = (
-            take(column_of(ops, "is_view").astype(np.int64), find_rows(column_of(ops, "op_id"), maker)) == 1
+        found = np.where(
+            np.isnan(found), np.append(statistic(read_statistics(values))[is_output], np.nan)[row], found
         )
-        maker = np.where(is_view & np.isnan(maxima), maker, -1)
-    return maxima
+        ops = run.find("ops", ["op_id", "is_view"], op_id=maker)
+        row = find_rows(column_of(ops, "op_id"), maker)
+        is_view = take(column_of(ops, "is_view").astype(np.int64), row) == 1
+        reader, slot = np.where(is_view & np.isnan(found), maker, -1), "self"
+        if not (reader >= 0).any():
+            break
+    return found
 
 
-def _find_makers(run: SampledSteps, op_id: Column) -> Column:
-    """Returns the op that made what each op reads first; -1 for none."""
+def _find_tensors(run: SampledSteps, op_id: Column, slot: str) -> Column:
+    """Returns the tensor that each op reads in a slot; -1 for none."""
     uses = run.find("uses", ["consumer_op", "slot", "tensor_id"], consumer_op=op_id)
-    is_first = np.array([slot == "self" for slot in uses["slot"].to_pylist()], bool)
-    reader, tensor = (column_of(uses, name)[is_first] for name in ("consumer_op", "tensor_id"))
-    tensors = run.find("tensors", ["tensor_id", "producer_op"], tensor_id=tensor)
-    read = take(tensor, find_rows(reader, op_id))
-    return take(column_of(tensors, "producer_op"), find_rows(column_of(tensors, "tensor_id"), read))
+    is_one = np.array([used == slot for used in uses["slot"].to_pylist()], bool)
+    return take(
+        column_of(uses, "tensor_id")[is_one], find_rows(column_of(uses, "consumer_op")[is_one], op_id)
+    )
