@@ -1,5 +1,7 @@
 """Training in eval(), and evaluation with active dropout or batch statistics, are found."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -84,6 +86,30 @@ def test_model_without_modules_that_differ_is_not_accused() -> None:
 )
 def test_trainings_that_mix_modes_on_purpose_are_not_accused(name: str) -> None:
     assert check_run(record_run(name, 8), CHECK) == ()
+
+
+def _with_target(steps: int, *, is_evaluated: bool) -> modtrace.Recording:
+    """Trains towards a slow copy in train(), which is called twice first; or evaluates the copy now and then."""
+    online = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 8))
+    target = copy.deepcopy(online).requires_grad_(False)
+    optimizer = torch.optim.SGD(online.parameters(), lr=0.01)
+    with modtrace.record() as rec:
+        for step in range(steps):
+            x = torch.randn(6, 8)
+            wanted = x
+            if not is_evaluated or step % 10 == 9:
+                with torch.no_grad():
+                    wanted = target(x) + target(x + 1)
+            optimizer.zero_grad()
+            (online(x) - wanted).square().mean().backward()
+            optimizer.step()
+    return rec
+
+
+def test_target_in_train_is_a_teacher_where_most_training_steps_begin_with_it() -> None:
+    assert check_run(_with_target(20, is_evaluated=False), CHECK) == ()
+    (found,) = check_run(_with_target(40, is_evaluated=True), CHECK)
+    assert found.text.startswith("batch norm computes as in training in ")
 
 
 def test_recordings_that_do_not_say_the_modes_cannot_be_checked() -> None:

@@ -68,6 +68,20 @@ def test_steps_without_an_optimizer_are_no_skipped_ones() -> None:
     assert check_run(rec, CHECK) == ()
 
 
+@pytest.mark.parametrize("ops", [False, True])
+def test_optimizer_that_steps_without_gradients_is_no_skipped_step(ops: bool) -> None:
+    generator, critic = nn.Linear(4, 4), nn.Linear(4, 1)
+    optimizers = [torch.optim.Adam(model.parameters()) for model in (critic, generator)]
+    with modtrace.record(ops=ops) as rec:
+        for _ in range(24):
+            fake = generator(torch.randn(8, 4))
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+                critic(fake.detach()).square().mean().backward()
+                optimizer.step()
+    assert check_run(rec, CHECK) == ()
+
+
 def test_scaler_that_finds_its_scale_is_not_accused() -> None:
     assert check_run(record_run("CNN, float16 with a GradScaler", 12), CHECK) == ()
 

@@ -1,14 +1,14 @@
 """Finds models that train in eval(), and models that are evaluated in train()."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass, fields
 
 import numpy as np
 
 from ...recording.phase import FORWARD, PHASES
 from ...recording.role import PARAMETER_GRAD
 from ...recording.suggestions import count_of
-from ..tables.columns import Bools, Column, column_of, phase_codes, split_rows
+from ..tables.columns import Bools, Column, Rows, column_of, phase_codes, split_rows
 from ..tables.placement import Module, read_modules
 from ..tables.sampled_steps import MOST_STEPS, SampledSteps
 from .check import check
@@ -35,6 +35,10 @@ class _Modes:
     is_training: Bools
     root: Column  # the root of each call's module
 
+    def take(self, rows: Rows | Bools) -> "_Modes":
+        """Returns some of the calls."""
+        return _Modes(**{each.name: getattr(self, each.name)[rows] for each in fields(self)})
+
 
 @check(
     "modes", about="training in eval(), and evaluation with active dropout or batch statistics", needs="calls"
@@ -50,9 +54,12 @@ def MODES(run: SampledSteps, steps: int = 3) -> Iterator[Finding]:
     evaluated = _read_modes(run, evaluation[-MOST_STEPS:])
     if not len(trained.step) and not len(evaluated.step):
         raise CannotCheck("it was not recorded whether modules were in train() or in eval()")
-    yield from _find_left_in_eval(run, trained, steps)
+    trains = _find_trained(run)
+    yield from _find_left_in_eval(run, trained, trains, steps)
     if not _is_part_of_training(run):
-        yield from _find_active(run, evaluated)
+        teachers = [root for root in np.unique(evaluated.root).tolist() if root not in trains]
+        teachers = [root for root in teachers if _is_teacher(run, root, trained, evaluated)]
+        yield from _find_active(run, evaluated.take(~np.isin(evaluated.root, teachers)))
 
 
 def _read_modes(run: SampledSteps, steps: Column) -> _Modes:
@@ -70,11 +77,27 @@ def _read_modes(run: SampledSteps, steps: Column) -> _Modes:
     )
 
 
-def _find_left_in_eval(run: SampledSteps, modes: _Modes, steps: int) -> Iterator[Finding]:
-    """Yields each trained model that was in eval() in the last training steps, with its modules that have a mode."""
+def _find_trained(run: SampledSteps) -> frozenset[int]:
+    """Returns the roots of which a parameter got a gradient."""
     modules = read_modules(run.data)
     owners = {run.sites[site].module_id for site in run.sites_of(PARAMETER_GRAD).tolist()}
-    trained = {modules[owner].root_id for owner in owners if owner in modules}
+    return frozenset(modules[owner].root_id for owner in owners if owner in modules)
+
+
+def _is_teacher(run: SampledSteps, root: int, trained: _Modes, evaluated: _Modes) -> bool:
+    """Returns whether a model that does not train is called in training steps, or in front of half of them."""
+    if (trained.root == root).any():
+        return True
+    called = np.unique(evaluated.step[evaluated.root == root])
+    next_trained = np.unique(np.searchsorted(run.training, called))
+    among = np.count_nonzero(run.training > called.min())
+    return bool(_MOST_PER_EVALUATION * len(next_trained) >= among > 0)
+
+
+def _find_left_in_eval(
+    run: SampledSteps, modes: _Modes, trained: Container[int], steps: int
+) -> Iterator[Finding]:
+    """Yields each trained model that was in eval() in the last training steps, with its modules that have a mode."""
     first = _read_modes(run, run.training[:_FIRST])
     for root in np.unique(modes.root[modes.is_outermost]).tolist():
         is_own = modes.root == root

@@ -58,7 +58,8 @@ def GRAD_SCALER(run: SampledSteps, skips: int = 5) -> Iterator[Finding]:
 def _find_skipped(run: SampledSteps, values: PlacedValues, steps: Column) -> tuple[Column, Column]:
     """Returns the steps whose gradients no optimizer used, and the rows that are not finite in order.
 
-    Without ops it takes gradients that are not finite, as a program may have steps without an optimizer.
+    Without the op of a scaler it takes gradients that are not finite, as a program may have steps without an optimizer,
+    or an optimizer none of whose parameters has a gradient.
     """
     counts = [column_of(values.table, name) for name in ("nan_count", "inf_count")]
     is_bad = counts[0] + counts[1] > 0
@@ -68,7 +69,7 @@ def _find_skipped(run: SampledSteps, values: PlacedValues, steps: Column) -> tup
     is_scaled = np.array([*("GradScaler" in note for note in notes), False])[codes]
     used = values.step[values.is_of(PARAMETER_GRAD) & ~(is_bad & is_scaled)]
     skipped = np.setdiff1d(np.intersect1d(steps, values.step[rows]), used)
-    if len(run.data.table("ops")):
-        of_ops = SkippedSteps(run)
+    of_ops = SkippedSteps(run)
+    if of_ops.has_scaler:
         skipped = np.union1d(skipped, [step for step in steps.tolist() if step in of_ops]).astype(np.int64)
     return skipped, rows

@@ -55,9 +55,13 @@ class SkippedSteps:
     @cached_property
     def _skipped(self) -> Column:
         unused: Column = np.setdiff1d(self._trained, self._used)
+        return unused if self.has_scaler else unused[unused < self._used.max(initial=-1)]
+
+    @cached_property
+    def has_scaler(self) -> bool:
+        """True if an op looks for overflows on behalf of a GradScaler."""
         names = self._run.data.table("ops")["name"].unique().to_pylist()
-        has_scaler = UNSCALES in map(bare_name, names)
-        return unused if has_scaler else unused[unused < self._used.max(initial=-1)]
+        return UNSCALES in map(bare_name, names)
 
     @cached_property
     def _used(self) -> Column:
