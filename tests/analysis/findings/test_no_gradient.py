@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+import modtrace
 from helpers.findings import show_heads
 from helpers.health_models import (
     FAMILIES,
@@ -188,3 +189,17 @@ def test_what_was_not_recorded_is_not_checked() -> None:
     assert not found.checked and not found.ok
     [unchecked] = found.unchecked
     assert "--values stats" in unchecked.remedy and "values='stats'" in unchecked.remedy
+
+
+def test_generator_whose_fakes_are_always_detached_is_found_though_only_the_critic_steps_beside_it() -> None:
+    generator, critic = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Linear(4, 1)
+    optimizers = [torch.optim.Adam(model.parameters()) for model in (critic, generator)]
+    with modtrace.record() as rec:
+        for _ in range(5):
+            fake = generator(torch.randn(8, 4))
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+                critic(fake.detach()).square().mean().backward()
+                optimizer.step()
+    [found] = rec.findings(only=["no-gradient"]).findings
+    assert "no gradient comes back to what Sequential returns: 2 parameters get none" in found.text

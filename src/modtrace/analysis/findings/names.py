@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from ...recording.suggestions import count_of, first_few
+from ..tables.columns import Column
 from ..tables.placement import Module
 from ..tables.sampled_steps import SampledSteps
 
@@ -49,9 +50,9 @@ def _fold_numbers(names: Sequence[str]) -> Sequence[str]:
     return names
 
 
-def name_steps_of(run: SampledSteps) -> str:
-    """Returns how many training steps were looked at: `48 training steps, 2 to 49`."""
-    steps = run.numbers
+def name_steps_of(run: SampledSteps, steps: Column | None = None) -> str:
+    """Returns how many training steps were looked at, the chosen ones or others: `48 training steps, 2 to 49`."""
+    steps = run.numbers if steps is None else steps
     between = f", {steps[0]} to {steps[-1]}" if len(steps) > 1 else f", {first_few(steps.tolist())}"
     return f"{count_of(len(steps), 'training step')}{between if len(steps) else ''}"
 

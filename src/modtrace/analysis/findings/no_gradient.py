@@ -11,7 +11,7 @@ import numpy as np
 from ...recording.phase import FORWARD, PHASES, RECOMPUTE
 from ...recording.role import GRAD_OUTPUT, OUTPUT, PARAMETER, PARAMETER_GRAD
 from ...recording.suggestions import count_of, first_few
-from ..tables.columns import column_of, phase_codes
+from ..tables.columns import Column, column_of, phase_codes
 from ..tables.parameter_facts import Parameter, read_parameters
 from ..tables.placement import Module, read_modules
 from ..tables.sampled_steps import SampledSteps
@@ -34,7 +34,7 @@ def NO_GRADIENT(run: SampledSteps) -> Iterator[Finding]:
     if not any(parameter.optimizer for parameter in known):
         raise CannotCheck("no row says which optimizer updates parameters")
     flow = _Flow(run)
-    if not flow.has_gradients:
+    if not len(run.sites_of(PARAMETER_GRAD)):
         raise CannotCheck("gradients of parameters were not recorded", _RECORD_VALUES)
     without = [parameter for parameter in known if flow.is_without(parameter)]
     ever = flow.find_ever(without)
@@ -45,7 +45,7 @@ def NO_GRADIENT(run: SampledSteps) -> Iterator[Finding]:
         kind, module = flow.find_reason(parameter)
         reasons[kind, module.module_id].append(parameter)
     for kind, group in _merge(reasons, flow):
-        yield group.finding(run, kind)
+        yield group.finding(run, kind, flow.steps)
 
 
 #: Why parameters get no gradient.
@@ -63,7 +63,7 @@ class _Group:
         False  # said of modules that are not called: such of the same type beside them are
     )
 
-    def finding(self, run: SampledSteps, kind: _Kind) -> Finding:
+    def finding(self, run: SampledSteps, kind: _Kind, steps: Column) -> Finding:
         """Returns the finding about the group."""
         said, first = _TEXTS[kind], self.parameters[0]
         names = [parameter.name for parameter in self.parameters]
@@ -79,21 +79,23 @@ class _Group:
             text=said.text.format(name=name_alike(self.modules), verb=verb, get=get),
             remedy=said.remedy,
             evidence=tuple(evidence),
-            rests_on=name_steps_of(run),
+            rests_on=name_steps_of(run, steps),
             root=place.root,
             path=place.path,
             parameter=first.slot,
-            step=int(run.numbers[0]),
+            step=int(steps[0]),
         )
 
 
 class _Flow:
-    """Where gradients were seen in the sampled steps."""
+    """Where gradients were seen in the newest training steps."""
 
     def __init__(self, run: SampledSteps) -> None:
         self._run = run
         self.modules = read_modules(run.data)
-        self._values: PlacedValues = run.values(*_ROLES)
+        #: Also steps that are not comparable: a GAN's generator gets its gradients in others than those of the critic.
+        self.steps = run.limit(run.newest, "values")
+        self._values: PlacedValues = run.values(*_ROLES, steps=self.steps)
 
     def _modules_of(self, role: str, *, requiring: bool | None = None) -> frozenset[int]:
         """Returns the ids of the modules with rows of a role, and with this `requires_grad` if one is asked for."""
@@ -115,14 +117,9 @@ class _Flow:
             for role in (PARAMETER, PARAMETER_GRAD)
         }
 
-    @property
-    def has_gradients(self) -> bool:
-        """True if the gradient of a parameter was measured."""
-        return bool(self._sites_of[PARAMETER_GRAD])
-
     @cached_property
     def _with_gradient(self) -> frozenset[tuple[int, str]]:
-        """The modules and slots of the parameters whose gradients were measured in the sampled steps."""
+        """The modules and slots of the parameters whose gradients were measured in these steps."""
         return self._owners(np.array([*self._sites_of[PARAMETER_GRAD]], np.int64))
 
     def _owners(self, site_ids: np.ndarray) -> frozenset[tuple[int, str]]:
@@ -158,7 +155,7 @@ class _Flow:
     @cached_property
     def _called(self) -> dict[int, int]:
         """The modules that were called, by the order in which that first happened."""
-        calls = self._run.rows("calls")
+        calls = self._run.rows("calls", self.steps)
         phase = phase_codes(calls["phase"])
         is_run = np.isin(phase, [PHASES.index(FORWARD), PHASES.index(RECOMPUTE)])
         called = column_of(calls, "module_id")[is_run]
@@ -196,7 +193,7 @@ class _Flow:
 
     @cached_property
     def _compiled(self) -> frozenset[int]:
-        calls = self._run.rows("calls")
+        calls = self._run.rows("calls", self.steps)
         is_one = column_of(calls, "compiled").astype(bool)
         return frozenset(self._to_merged(np.unique(column_of(calls, "module_id")[is_one]).tolist()))
 

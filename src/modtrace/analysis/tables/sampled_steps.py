@@ -65,6 +65,12 @@ class SampledSteps(IndexedTables):
         warm = np.setdiff1d(steps, compiled)
         return self._find_alike(warm if len(warm) else steps)
 
+    @cached_property
+    def newest(self) -> Column:
+        """The numbers of the newest training steps with calls, ascending; they need not have called the same."""
+        steps = self.training[-_SEARCHED_STEPS:]
+        return self._know(steps, self.find_kinds(steps))[0][-MOST_STEPS:]
+
     def numbers_in(self, wanted: StepRange) -> Column:
         """Returns the comparable steps of a range: training steps, also the first ones, or else eval steps.
 
@@ -82,19 +88,23 @@ class SampledSteps(IndexedTables):
         )
 
     def _find_alike(self, steps: Column) -> Column:
-        """Returns the newest of those steps that called the same from outside as most of them, or else as the last.
-
-        A step without calls of modules is left out, as they were dropped; so is the one after it, which may lack some.
-        """
-        kinds = self.find_kinds(steps)
-        has_calls = kinds != _NO_CALLS
-        if has_calls.any() and not has_calls[0]:
-            has_calls[np.argmax(has_calls)] = np.count_nonzero(has_calls) == 1
-        known, kinds = steps[has_calls], kinds[has_calls]
+        """Returns the newest of those steps that called the same from outside as most of them, or else as the last."""
+        known, kinds = self._know(steps, self.find_kinds(steps))
         _, which, counts = np.unique(kinds, return_inverse=True, return_counts=True)
         is_alike = counts[which] == counts.max(initial=0)
         last = kinds[np.flatnonzero(is_alike)[-1:]]  # of patterns that are as frequent, the newest
         return np.asarray(known[np.isin(kinds, last)][-MOST_STEPS:])
+
+    @staticmethod
+    def _know(steps: Column, kinds: Column) -> tuple[Column, Column]:
+        """Returns the steps with calls, and their kinds.
+
+        A step without calls of modules is left out, as they were dropped; so is the one after it, which may lack some.
+        """
+        has_calls = kinds != _NO_CALLS
+        if has_calls.any() and not has_calls[0]:
+            has_calls[np.argmax(has_calls)] = np.count_nonzero(has_calls) == 1
+        return steps[has_calls], kinds[has_calls]
 
     def find_kinds(self, steps: Column) -> Column:
         """Returns a number for each step, equal for steps that called the same from outside.
