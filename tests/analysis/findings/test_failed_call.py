@@ -53,3 +53,41 @@ def test_error_that_the_program_catches_and_one_outside_of_the_model_are_left_al
         model(torch.full((2, 6), 99))
     assert not check_run(rec, "failed")
     assert not check_run(train(model), "failed")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_error_of_a_backward_and_of_the_loop_are_told(family: str) -> None:
+    model = Stack(FAMILIES[family])
+    with pytest.raises(RuntimeError), modtrace.record(model, strict=True) as rec:
+        loss = model(torch.randint(30, (2, 6))).sum()
+        loss.backward()
+        loss.backward()
+    [found] = check_run(rec, "failed")
+    assert found.severity == "error"
+    assert found.text.startswith(
+        "the run fails outside of modules, after step 0: RuntimeError: Trying to backward"
+    )
+    assert Path(__file__).name in found.text
+
+
+def test_error_before_the_first_call_is_told() -> None:
+    with pytest.raises(ValueError), modtrace.record() as rec:
+        torch.optim.Adam([])
+    [found] = check_run(rec, "failed")
+    assert found.text.startswith(
+        "the run fails outside of modules, before its first step ended: ValueError: "
+    )
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_interrupt_is_no_failure(inside: bool) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    model = nn.Linear(2, 2)
+    if inside:
+        model.register_forward_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt), modtrace.record(model, strict=True) as rec:
+        model(torch.ones(1, 2))
+        interrupt()
+    assert not check_run(rec, "failed")

@@ -15,6 +15,9 @@ from ..tables.sampled_steps import SampledSteps
 from .check import check
 from .finding import CannotCheck, Finding
 
+#: Errors by which somebody ends a run that is well.
+_WANTED = ("KeyboardInterrupt", "SystemExit", "GeneratorExit")
+
 
 class RaisedCall(NamedTuple):
     """The innermost call that the error that ended the run has left."""
@@ -26,18 +29,28 @@ class RaisedCall(NamedTuple):
 
 @check("failed", about="the call and the op that raised the error that ended the run")
 def FAILED(run: SampledSteps) -> Iterator[Finding]:
-    """Finds the innermost call that the error left."""
-    if not run.data.table("calls").num_rows:
-        raise CannotCheck("no calls were recorded")
+    """Finds the innermost call that the error left; a backward, an optimizer or the loop may have raised it, too."""
     mark = next((mark for mark in run.data.meta.marks if mark.startswith(RUN_ENDED)), None)
+    has_calls = run.data.table("calls").num_rows > 0
+    if mark is None and not has_calls:
+        raise CannotCheck("no calls were recorded")
     if mark is None or is_out_of_memory(mark):
         return
-    raised = find_raised(run)
+    error = mark.removeprefix(RUN_ENDED).split("; step ")[0].strip()
+    if error.startswith(_WANTED):
+        return
+    raised = find_raised(run) if has_calls else None
     if raised is None:
+        last = column_of(run.steps, "step").max(initial=-1)
+        after = f"after step {last}" if last >= 0 else "before its first step ended"
+        yield Finding(
+            severity="error",
+            text=f"the run fails outside of modules, {after}: {error}",
+            remedy="look at the line and at what was called there; record --ops (ops=True) names an op that raised",
+        )
         return
     calls, call, step = raised
     place = calls.name(int(calls.where[call]))
-    error = mark.removeprefix(RUN_ENDED).split("; step ")[0].strip()
     op = _find_op(run, calls, call, step)
     op_name = None if op is None else op["name"]
     yield Finding(
