@@ -168,7 +168,7 @@ soak: env  ## run the long tests
 	$(BIN)/python -m pytest -m soak
 
 ranks: env  ## run the tests of parallel training with two and four processes, on a GPT and a Llama
-	$(BIN)/python -m pytest -m ranks tests/analysis/ranks
+	$(BIN)/python -m pytest -m ranks tests/analysis/ranks tests/integrations
 
 zoo: env  ## run the tests on every transformers architecture
 	$(BIN)/python -m pytest -m zoo

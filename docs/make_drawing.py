@@ -19,6 +19,7 @@ DRAWING = PROJECT / "docs" / "packages.svg"
 ABOUT = {
     "cli": "the command line",
     "api": "record(), Recording, graph(), compare()",
+    "integrations": "callbacks of Trainer and Lightning",
     "tensor_tracker": "tensor_tracker's names",
     "replay": "proves a recording",
     "query": "asks many runs, in SQL",

@@ -135,7 +135,7 @@ MAY_IMPORT_INSIDE: dict[str, dict[str, set[str]]] = {
 }
 MAY_IMPORT_TORCH = {"torch_internals", "measure", "collect", "replay", "integrations"}
 MAY_IMPORT_CLICK = {"cli"}  # recording and reading import nothing of the command line
-NEVER_AT_IMPORT = {"pandas", "matplotlib", "triton", "transformers"}
+NEVER_AT_IMPORT = {"pandas", "matplotlib", "triton", "transformers", "lightning", "pytorch_lightning"}
 
 
 class Import(NamedTuple):

@@ -102,6 +102,7 @@ PHRASES_STILL_USED: set[str] = set()
 
 #: Classes that two files define. A name that means one thing again is taken out here.
 NAMED_TWICE = {
+    "ModtraceCallback",  # one for each training framework, of which a script imports one
     "NonFinite",
 }
 

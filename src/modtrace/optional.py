@@ -15,6 +15,8 @@ _HOW_TO_GET = {
     "fsspec": "Install it with `pip install 'modtrace[query]'`, with the library of the protocol, such as s3fs.",
     "pyspark": "Install it with `pip install 'modtrace[spark]'`, and a JVM.",
     "sqlglot": "Install it with `pip install 'modtrace[spark]'`.",
+    "transformers": "Install it with `pip install 'modtrace[transformers]'`.",
+    "lightning": "Install it with `pip install 'modtrace[lightning]'`.",
     "pandas": "Install it with `pip install 'modtrace[frame]'`, or use .table(...), which needs no pandas.",
 }
 
