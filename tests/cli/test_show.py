@@ -42,7 +42,7 @@ def test_shows_the_tree_of_the_last_step(command: Command, recordings: Recording
     recordings["run.modtrace"] = two_steps()
 
     first, tree = command("show", "run.modtrace").out.split("\n", 1)
-    assert first.startswith("nothing found; not checked: nonfinite, no-gradient, not-in-optimizer and ")
+    assert first.startswith("nothing found; not checked: nonfinite, unused-experts, no-gradient and ")
     assert first.endswith(" more (modtrace check run.modtrace)")
     assert tree == (
         "train.py\n"

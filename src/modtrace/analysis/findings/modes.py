@@ -37,7 +37,7 @@ class _Modes:
 
     def take(self, rows: Rows | Bools) -> "_Modes":
         """Returns some of the calls."""
-        return _Modes(**{each.name: getattr(self, one.name)[rows] for one in fields(self)})
+        return _Modes(**{one.name: getattr(self, one.name)[rows] for one in fields(self)})
 
 
 @check(
