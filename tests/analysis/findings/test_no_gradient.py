@@ -203,3 +203,17 @@ def test_generator_whose_fakes_are_always_detached_is_found_though_only_the_crit
                 optimizer.step()
     [found] = rec.findings(only=["no-gradient"]).findings
     assert "no gradient comes back to what Sequential returns: 2 parameters get none" in found.text
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_modules_in_a_plain_list_are_found_to_be_in_no_optimizer(family: str) -> None:
+    model = Stack(FAMILIES[family])
+    blocks = [*model.blocks]
+    del model.blocks
+    object.__setattr__(model, "blocks", blocks)
+    [found] = _find(model)
+    assert found.text == (
+        f"in Stack 3 modules get gradients and are not registered, and in no optimizer: "
+        f"({type(blocks[0]).__name__}#0), ({type(blocks[0]).__name__}#1), ({type(blocks[0]).__name__}#2)"
+    )
+    assert (found.check, found.severity) == ("not-in-optimizer", "warning")

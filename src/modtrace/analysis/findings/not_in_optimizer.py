@@ -1,5 +1,6 @@
 """Finds parameters that get gradients and that no optimizer updates."""
 
+import re
 from collections.abc import Iterator, Sequence
 
 from ...recording.suggestions import count_of, first_few
@@ -8,6 +9,10 @@ from ..tables.sampled_steps import SampledSteps
 from .check import check
 from .finding import CannotCheck, Finding
 from .names import name_steps_of
+from .places import place_of_module
+
+#: The path of a module that is registered nowhere, at the beginning of that of a parameter's module.
+_UNREGISTERED = re.compile(r".*?\([^()]*#\d+\)")
 
 
 @check("not-in-optimizer", about="parameters that get gradients, and no optimizer updates", needs="values")
@@ -17,12 +22,37 @@ def NOT_IN_OPTIMIZER(run: SampledSteps) -> Iterator[Finding]:
     if not any(parameter.optimizer for parameter in known):
         raise CannotCheck("no row says which optimizer updates parameters")
     left_out = [parameter for parameter in known if parameter.requires_grad and parameter.has_gradient]
+    unregistered = {
+        parameter.site_id: found[0]
+        for parameter in left_out
+        if (found := _UNREGISTERED.match(parameter.module.path)) is not None
+    }
+    if unregistered:
+        first = next(parameter for parameter in left_out if parameter.site_id in unregistered)
+        names = [*dict.fromkeys(unregistered.values())]
+        what = (
+            "a module gets gradients and is"
+            if len(names) == 1
+            else f"{len(names)} modules get gradients and are"
+        )
+        place = place_of_module(run, first.module.root_id)
+        yield Finding(
+            severity="warning",
+            text=f"in {place.name} {what} not registered, and in no optimizer: {first_few(names, 3)}",
+            remedy="keep modules in nn.ModuleList or nn.ModuleDict, or as attributes, not in a plain list or dict; "
+            "parameters(), state_dict() and to() leave out what is not registered",
+            rests_on=name_steps_of(run),
+            root=place.root,
+            path=first.module.path,
+            parameter=first.slot,
+        )
+    left_out = [parameter for parameter in left_out if parameter.site_id not in unregistered]
     if left_out:
-        names = first_few([parameter.name for parameter in left_out], 3)
+        shown = first_few([parameter.name for parameter in left_out], 3)
         verb = "gets gradients and is" if len(left_out) == 1 else "get gradients and are"
         yield Finding(
             severity="warning",
-            text=f"{count_of(len(left_out), 'parameter')} {verb} in no optimizer that steps: {names}",
+            text=f"{count_of(len(left_out), 'parameter')} {verb} in no optimizer that steps: {shown}",
             remedy="give it to the optimizer, or freeze it (requires_grad_(False)), which saves its gradient",
             rests_on=name_steps_of(run),
             path=left_out[0].module.path,

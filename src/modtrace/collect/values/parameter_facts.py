@@ -215,13 +215,21 @@ def _find_gradient(optimizer: Any) -> _Gradient | None:
 
 
 def _walk(roots: list[nn.Module], names: ModuleNames) -> Iterator[tuple[tuple[int, str], torch.Tensor]]:
-    """Yields each parameter of some models once, with the id of its module and its name there."""
-    seen: set[int] = set()
-    for root in roots:
+    """Yields each parameter of some models once, with the id of its module and its name there.
+
+    What a model calls and has not registered, as modules in a plain list, counts as its own.
+    """
+    seen, walked = set[int](), set[int]()
+    waiting = [*roots]
+    while waiting:
+        root = waiting.pop(0)
         for module in (root, *(below for below, *_ in walk(root, "", ""))):
             named = names.get(module)
-            if named is None:
+            if named is None or named.module_id in walked:
                 continue
+            walked.add(named.module_id)
+            unregistered = [one.module for of_type in [*named.slots.values()] for one in [*of_type]]
+            waiting += [one for one in unregistered if one is not None]
             for name, parameter in [*module._parameters.items()]:
                 if parameter is not None and id(parameter) not in seen:
                     seen.add(id(parameter))
