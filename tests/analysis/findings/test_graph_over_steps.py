@@ -52,6 +52,30 @@ def test_state_with_its_graph_is_found(family: str) -> None:
     assert found.path.startswith("cell.")
 
 
+class _Centered(nn.Module):
+    """Carries a running mean with its graph, to which no output leads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.center = nn.Linear(4, 8), torch.zeros(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.inner(x)
+        self.center = 0.9 * self.center + 0.1 * hidden.mean(0)
+        return hidden - self.center
+
+
+@pytest.mark.parametrize("steps", [10, 45, 90])
+def test_running_mean_with_its_graph_is_found_however_long_the_run_is(steps: int) -> None:
+    model = _Centered()
+    with modtrace.record(model, strict=True, backward_times=True) as rec:
+        for _ in range(steps):
+            model(torch.randn(3, 4)).square().mean().backward(retain_graph=True)
+            rec.step()
+    [found] = check_run(rec, "graph-over-steps")
+    assert (found.severity, found.path) == ("error", "inner")
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("every", [1, 2, 3])
 def test_truncated_backpropagation_is_left_alone(family: str, every: int) -> None:
@@ -68,6 +92,17 @@ def test_losses_of_several_steps_at_once_are_left_alone() -> None:
             optimizer.zero_grad()
             torch.stack([*losses]).sum().backward()
             optimizer.step()
+    assert not check_run(rec, "graph-over-steps")
+
+
+def test_window_of_many_steps_that_stays_as_long_is_left_alone() -> None:
+    model = nn.Linear(4, 1)
+    with modtrace.record(model, strict=True, backward_times=True) as rec:
+        losses: deque[torch.Tensor] = deque(maxlen=20)
+        for _ in range(60):
+            losses.append(model(torch.randn(3, 4)).square().mean())
+            torch.stack([*losses]).sum().backward(retain_graph=True)
+            rec.step()
     assert not check_run(rec, "graph-over-steps")
 
 

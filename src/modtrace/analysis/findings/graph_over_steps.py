@@ -15,6 +15,12 @@ from .names import name_steps_of
 #: Fewer earlier steps are what truncated backpropagation goes through.
 _FEW = 4
 
+#: So many earlier calls are known at least of a graph that no output leads to; now and then it is more, up to twice.
+_KNOWN = 16
+
+#: The number of last steps in most of which the number of earlier ones must have grown.
+_LAST = 10
+
 
 @check(
     "graph-over-steps",
@@ -35,24 +41,37 @@ def GRAPH_OVER_STEPS(run: SampledSteps, steps: float = _FEW) -> Iterator[Finding
     step, of_call, module = (column_of(backward, name) for name in ("step", "forward_step", "module_id"))
     counts = _count_earlier(numbers, step, of_call)
     last, reach = int(numbers[-1]), int(counts[-1])
-    grows = len(counts) > 1 and (np.diff(counts) >= 0).all() and reach > counts[0]
-    if reach < steps or not grows:
+    if reach < steps or not _grows(counts):
         return
     first = int(of_call[step == last].min())
     kept = np.unique(module[(step == last) & (of_call < last)]).tolist()
     modules = read_modules(run.data)
     names = [modules[one] for one in kept if one in modules]
-    inner = max(names, key=lambda module: module.path.count("."), default=None)
+    inner = max(names, key=lambda module: (module.path.count("."), bool(module.path)), default=None)
     where = "" if inner is None else f", as through {inner.path or inner.name or inner.type}"
     yield Finding(
         severity="error",
         text=f"the backward of step {last} goes through calls of steps {first} to {last - 1}{where}",
         remedy="detach() what is carried from one step to the next (a hidden state, a running sum)",
-        evidence=(f"that of step {int(numbers[0])} went through {int(counts[0])} earlier ones: it grows",),
+        evidence=(
+            f"that of step {int(numbers[0])} went through {int(counts[0])} earlier ones: it grows"
+            if reach > counts[0]
+            else "they grow from step to step, and calls that are older are not known",
+        ),
         rests_on=name_steps_of(run),
         path=None if inner is None else inner.path,
         step=last,
     )
+
+
+def _grows(counts: Column) -> bool:
+    """Returns whether the numbers of earlier steps still grow, but for calls that were forgotten in between.
+
+    A window of steps that a loop keeps grows only until it is full.
+    """
+    more = np.diff(counts)
+    is_kept = (more >= 0) | (counts[1:] >= _KNOWN)
+    return bool(len(more) and is_kept.all() and np.mean(more[-_LAST:] > 0) > 0.5)
 
 
 def _read_backward(run: SampledSteps, numbers: Column) -> ArrowTable:
