@@ -3,6 +3,7 @@
 from .attention_logits import ATTENTION_LOGITS
 from .check import RunCheck
 from .dead_units import DEAD_UNITS
+from .double_softmax import DOUBLE_SOFTMAX
 from .dropout_in_eval import DROPOUT_IN_EVAL
 from .failed_call import FAILED
 from .format_range import FLOAT16_RANGE
@@ -41,6 +42,7 @@ CHECKS: tuple[RunCheck, ...] = (
     GRAD_SCALER,
     MODES,
     DROPOUT_IN_EVAL,
+    DOUBLE_SOFTMAX,
     ZERO_GRADIENTS,
     DEAD_UNITS,
     ROUNDED_UPDATES,

@@ -13,6 +13,7 @@ from .check import check
 from .finding import CannotCheck, Finding
 from .names import name_steps_of
 from .places import place_of_module
+from .read_by_ops import find_makers, find_read
 
 #: The op that makes probabilities of logits.
 _SOFTMAX = "_softmax"
@@ -22,9 +23,6 @@ _FUSED = ("_scaled_dot_product", "scaled_dot_product")
 
 #: What the norms of queries and keys allow is more than what the logits are: queries and keys are hardly ever parallel.
 _ALLOWED = 4
-
-#: The largest number of views between what an op reads and the op that made it.
-_MOST_VIEWS = 8
 
 #: The number of steps at the beginning and at the end that are compared.
 _ENDS = 5
@@ -106,7 +104,7 @@ def _read_largest(run: SampledSteps, op_id: Column) -> Column:
 
 def _read_allowed(run: SampledSteps, op_id: Column) -> Column:
     """Returns the product of the norms of an average query and an average key by the root of the size of a head."""
-    query = _find_tensors(run, op_id, "query")
+    query = find_read(run, op_id, "query")
     tensors = run.find("tensors", ["tensor_id", "shape"], tensor_id=query)
     sizes = np.array([(shape or [0])[-1] for shape in tensors["shape"].to_pylist()])
     size = take(sizes, find_rows(column_of(tensors, "tensor_id"), query))
@@ -118,30 +116,11 @@ def _find_read(
     run: SampledSteps, op_id: Column, slot: str, statistic: Callable[[StatColumns], Column]
 ) -> Column:
     """Returns a statistic of what each op reads in a slot, or of what that is a view of; NaN if it was not measured."""
-    reader, found = op_id, np.full(len(op_id), np.nan)
-    for _ in range(_MOST_VIEWS):
-        tensor = _find_tensors(run, reader, slot)
-        tensors = run.find("tensors", ["tensor_id", "producer_op"], tensor_id=tensor)
-        maker = take(column_of(tensors, "producer_op"), find_rows(column_of(tensors, "tensor_id"), tensor))
+    found = np.full(len(op_id), np.nan)
+    for maker in find_makers(run, op_id, slot):
         values = run.find("values", ["op_id", "site_id", *RAW], op_id=maker)
         is_output = np.isin(column_of(values, "site_id"), run.sites_of(OP_OUTPUT))
         row = find_rows(column_of(values, "op_id")[is_output], maker)
-        found = np.where(
-            np.isnan(found), np.append(statistic(read_statistics(values))[is_output], np.nan)[row], found
-        )
-        ops = run.find("ops", ["op_id", "is_view"], op_id=maker)
-        row = find_rows(column_of(ops, "op_id"), maker)
-        is_view = take(column_of(ops, "is_view").astype(np.int64), row) == 1
-        reader, slot = np.where(is_view & np.isnan(found), maker, -1), "self"
-        if not (reader >= 0).any():
-            break
+        measured = np.append(statistic(read_statistics(values))[is_output], np.nan)[row]
+        found = np.where(np.isnan(found), measured, found)
     return found
-
-
-def _find_tensors(run: SampledSteps, op_id: Column, slot: str) -> Column:
-    """Returns the tensor that each op reads in a slot; -1 for none."""
-    uses = run.find("uses", ["consumer_op", "slot", "tensor_id"], consumer_op=op_id)
-    is_one = np.array([used == slot for used in uses["slot"].to_pylist()], bool)
-    return take(
-        column_of(uses, "tensor_id")[is_one], find_rows(column_of(uses, "consumer_op")[is_one], op_id)
-    )
