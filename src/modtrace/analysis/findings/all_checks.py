@@ -21,6 +21,7 @@ from .out_of_memory import OUT_OF_MEMORY
 from .recompiled import RECOMPILED
 from .rounded_updates import ROUNDED_UPDATES
 from .scaler_skips import GRAD_SCALER
+from .shared_modules import SHARED_MODULES
 from .uncleared_gradients import UNCLEARED_GRADIENTS
 from .unused_experts import UNUSED_EXPERTS
 from .update_size import UPDATE_SIZE
@@ -52,4 +53,5 @@ CHECKS: tuple[RunCheck, ...] = (
     ATTENTION_LOGITS,
     MASSIVE_ACTIVATIONS,
     LOSS_SPIKE,
+    SHARED_MODULES,
 )

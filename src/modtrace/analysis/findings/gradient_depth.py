@@ -46,7 +46,7 @@ class _Chain(NamedTuple):
 
 
 @check("gradients-over-depth", about="gradients that vanish or explode from layer to layer", needs="values")
-def GRADIENTS_OVER_DEPTH(run: SampledSteps, factor: float = 1e4, steps: int = 3) -> Iterator[Finding]:
+def GRADIENTS_OVER_DEPTH(run: SampledSteps, factor: float = 1e3, steps: int = 3) -> Iterator[Finding]:
     """Finds the chain of modules in which gradients shrink or grow most from one to the next, at least by `factor`.
 
     Modules of one type under one parent whose names differ by their numbers are a chain, if there are at least four.

@@ -22,10 +22,14 @@ def name_alike(modules: Sequence[Module]) -> str:
 
     Paths that differ in one number, which counts up by one from each to the next, are one name.
     """
+    return name_paths([module.path or module.name or module.type for module in modules])
+
+
+def name_paths(paths: Sequence[str]) -> str:
+    """Returns paths of modules as `name_alike` names modules."""
     alike: dict[str, list[str]] = defaultdict(list)
-    for module in modules:
-        name = module.path or module.name or module.type
-        alike[number_free(name)].append(name)
+    for path in paths:
+        alike[number_free(path)].append(path)
     names = [shown for group in alike.values() for shown in _fold_numbers(group)]
     if len(names) > _NAMED:
         return f"{', '.join(names[:_NAMED])} and {len(names) - _NAMED} more"
