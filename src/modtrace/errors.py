@@ -88,8 +88,15 @@ class ModtraceWarning(UserWarning):
     """Warns of something that went wrong but did not stop the run."""
 
 
+#: The largest number of characters of an error's text that marks and messages repeat.
+_LONGEST = 200
+
+
 def describe_error(error: BaseException) -> str:
-    """Returns the class of an error and the first line of its text, if it has one, of at most 200 characters."""
+    """Returns the class of an error and the first line of its text, if it has one, without a full stop.
+
+    Of a line of more than 200 characters it is the whole sentences, or else the whole words, that are not longer.
+    """
     said = _first_line(error)
     return f"{type(error).__name__}: {said}" if said else type(error).__name__
 
@@ -99,4 +106,8 @@ def _first_line(error: BaseException) -> str:
         text = str(error)
     except Exception:  # a user's class may fail to describe itself
         return ""
-    return (text.strip().splitlines() or [""])[0][:200]
+    line = (text.strip().splitlines() or [""])[0]
+    if len(line) > _LONGEST:
+        sentences, stop, _ = line[:_LONGEST].rpartition(". ")
+        line = sentences if stop else f"{line[:_LONGEST].rpartition(' ')[0] or line[:_LONGEST]} …"
+    return line if line.endswith("..") else line.removesuffix(".")
