@@ -1,10 +1,13 @@
 """Defines checks, and runs them on a recording."""
 
 import inspect
+import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+from ...errors import describe_error
 from ...recording.protocols import RecordingData
 from ...recording.suggestions import did_you_mean
 from ..tables.sampled_steps import SampledSteps, sample_steps
@@ -88,10 +91,19 @@ def run_checks(
         except CannotCheck as reason:
             unchecked.append(Unchecked(check=one.name, why=reason.why, remedy=reason.remedy))
             continue
+        except Exception as error:  # a check, which may be the user's, does not take the others along
+            unchecked.append(Unchecked(check=one.name, why=_describe_raised(error), remedy=""))
+            continue
         checked.append(one.name)
         findings += found
     findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
     return Findings(findings=tuple(findings), checked=tuple(checked), unchecked=tuple(unchecked))
+
+
+def _describe_raised(error: Exception) -> str:
+    """Returns what a check raised, and where: `raised ValueError: ..., at checks.py:12`."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"it raised {describe_error(error)}, at {Path(last.filename).name}:{last.lineno}"
 
 
 def _split_thresholds(

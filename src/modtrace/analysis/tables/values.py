@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from ...optional import require
 from ...recording.arrow.arrays import from_numpy, to_numpy
 from ...recording.phase import BACKWARD, PHASES
 from ...recording.protocols import RecordingData
@@ -23,7 +25,7 @@ from .columns import (
     take,
     text_codes,
 )
-from .placement import NO_MODULE, NOWHERE, Placer
+from .placement import NO_MODULE, NOWHERE, Placer, read_modules
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -121,6 +123,20 @@ class PlacedValues:
         """Returns a column of `sites` joined to all rows, or to the chosen ones; null for rows without site."""
         site = self.site[rows]
         return self.data.table("sites")[name].take(from_numpy(np.ma.masked_array(site, site < 0)))
+
+    def to_pandas(self) -> Any:
+        """Returns the rows as a `pandas.DataFrame` with further columns: `path`, `call`, `role` and `slot`.
+
+        Raises:
+            MissingLibraryError: pandas is not installed.
+        """
+        modules = read_modules(self.data)
+        names = {number: module.path for number, module in modules.items()}
+        paths = pa.array([names.get(number) for number in self.module.tolist()], pa.string())
+        table = self.table.append_column("path", paths)
+        for name, of_site in (("call", "nth"), ("role", "role"), ("slot", "slot")):
+            table = table.append_column(name, self.take_sites(of_site))
+        return require("pandas", "to_pandas()") and table.to_pandas()
 
     def at_sites(self, column: Column) -> Column:
         """Returns a column of `sites` joined to all rows; -1 for rows without site."""
