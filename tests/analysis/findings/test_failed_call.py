@@ -46,6 +46,24 @@ def test_op_outside_of_a_leaf_module_is_named_with_its_numbers() -> None:
     )
 
 
+@pytest.mark.parametrize("ops", [False, True])
+@pytest.mark.parametrize(
+    ("model", "given", "remedy"),
+    [
+        (nn.Embedding(4, 4), torch.tensor([[4]]), "look for a label or an index"),
+        (nn.Linear(4, 4), torch.ones(1, 4, dtype=torch.float64), "bring what it was given to one dtype"),
+        (nn.Linear(4, 4), torch.ones(1, 5), "compare the shapes"),
+        (nn.LSTM(4, 4), torch.ones(2, 3, 5), "compare "),  # raised by Python, around ops
+    ],
+)
+def test_remedy_fits_the_error(model: nn.Module, given: torch.Tensor, remedy: str, ops: bool) -> None:
+    with pytest.raises((RuntimeError, IndexError, ValueError)), modtrace.record(model, ops=ops) as rec:
+        model(given)
+    [found] = check_run(rec, "failed")
+    assert found.remedy.startswith(remedy)
+    assert ("record --ops" in found.remedy) is not ops
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_error_that_the_program_catches_and_one_outside_of_the_model_are_left_alone(family: str) -> None:
     model = Stack(FAMILIES[family])

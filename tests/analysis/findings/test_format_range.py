@@ -98,4 +98,4 @@ def test_training_with_a_scaler_is_not_accused() -> None:
 
 
 def test_recordings_without_values_cannot_be_checked() -> None:
-    check_typed(RecordingBuilder().data(), CHECK, why="no outputs and no gradients were recorded")
+    check_typed(RecordingBuilder().data(), CHECK, why="no outputs or gradients were recorded")

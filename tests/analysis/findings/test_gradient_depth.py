@@ -106,5 +106,5 @@ def test_small_gradients_of_queries_and_keys_are_not_accused() -> None:
 
 def test_few_steps_and_recordings_without_gradients_cannot_be_checked() -> None:
     data = train(nn.Linear(32, 32), 2).data
-    check_typed(data, CHECK, why="there are 2 comparable steps with gradients, and it takes 3")
+    check_typed(data, CHECK, why="it takes 3 comparable training steps, and the recording has 2")
     check_typed(RecordingBuilder().data(), CHECK, why="no gradients were recorded")

@@ -77,9 +77,9 @@ def test_loss_that_a_growing_scale_doubles_is_not_accused() -> None:
 
 def test_few_steps_and_recordings_without_losses_cannot_be_checked() -> None:
     check_typed(
-        typed_losses(NOISY[:10]), CHECK, why="there are 10 steps with a loss, and it takes more than 10"
+        typed_losses(NOISY[:10]), CHECK, why="it takes 11 steps with a loss, and the recording has 10"
     )
-    check_typed(RecordingBuilder().data(), CHECK, why="no loss was recorded")
+    check_typed(RecordingBuilder().data(), CHECK, why="no losses were recorded")
 
 
 class Classifier(nn.Module):

@@ -60,4 +60,4 @@ def test_few_steps_are_not_checked() -> None:
     for step in range(5):
         build.step(step, step, step + 1, resident_bytes=1000)
     [unchecked] = run_checks(build.data(), [MEMORY_GROWTH]).unchecked
-    assert unchecked.why == "5 steps were recorded, and a trend needs 12"
+    assert unchecked.why == "it takes 12 steps, and the recording has 5"

@@ -104,6 +104,36 @@ def test_reason_is_named(family: str, planted: str) -> None:
     assert not others  # what comes from the same fault is not told again
 
 
+def _choose(block: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return block(x).argmax(-1, keepdim=True).float().expand_as(x)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("how", "text"),
+    [
+        (behind_detach, "what blocks.1 returns is detached: aten.detach.default in Stack at "),
+        (_choose, "what blocks.2 returns is read by aten.argmax.default in Stack at "),
+    ],
+)
+def test_op_that_passes_no_gradient_on_is_named(family: str, how: CallBlock, text: str) -> None:
+    model = Stack(FAMILIES[family])
+    model.call_block[2] = how
+    [found] = [one for one in _find(model, ops=modtrace.Ops(source=True)) if "comes back" in one.text]
+    assert found.evidence[0].startswith(text)
+    assert ".py:" in found.evidence[0]
+    assert "record --" not in found.remedy
+
+
+def test_output_that_no_op_reads_is_named() -> None:
+    model = Stack(FAMILIES["attention"])
+    model.call_block[1] = beside
+    [found] = [one for one in _find(model, ops=True) if "comes back" in one.text]
+    assert found.evidence[0] == "no op reads what blocks.1 returns"
+    [without] = [one for one in _find(model) if "comes back" in one.text]
+    assert "record --ops (ops=True) names who reads it" in without.remedy
+
+
 class _Aside(nn.Module):
     """Throws away what its member returns."""
 

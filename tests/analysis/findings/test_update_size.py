@@ -68,5 +68,5 @@ def test_usual_learning_rates_are_not_accused(make: type[nn.Module], lr: float) 
 
 def test_recordings_without_updates_cannot_be_checked() -> None:
     data = train(Bigrams(), 1e-3, roles=("parameter", "parameter_grad")).data
-    check_typed(data, CHECK, why="no updates were recorded, or no parameters")
-    check_typed(RecordingBuilder().data(), CHECK, why="no updates were recorded, or no parameters")
+    check_typed(data, CHECK, why="no updates of parameters were recorded")
+    check_typed(RecordingBuilder().data(), CHECK, why="no updates of parameters were recorded")

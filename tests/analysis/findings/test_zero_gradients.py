@@ -92,7 +92,9 @@ def test_heads_that_take_turns_and_factors_that_begin_with_zeros_are_not_accused
 
 def test_few_steps_and_recordings_without_gradients_cannot_be_checked() -> None:
     check_typed(
-        train(Body(), usual, steps=3).data, CHECK, why="there are 3 steps with gradients, and it takes 5"
+        train(Body(), usual, steps=3).data,
+        CHECK,
+        why="it takes 5 steps with gradients, and the recording has 3",
     )
     check_typed(RecordingBuilder().data(), CHECK, why="no gradients of parameters were recorded")
 

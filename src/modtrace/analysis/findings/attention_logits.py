@@ -10,8 +10,9 @@ from ...recording.statistics.moments import RAW, StatColumns, read_statistics
 from ..tables.columns import Column, column_of, dictionary_codes, find_rows, phase_codes, take
 from ..tables.sampled_steps import SampledSteps
 from .check import check
-from .finding import CannotCheck, Finding
+from .finding import Finding
 from .names import name_steps_of
+from .needs import lacks_ops, require_steps
 from .places import place_of_module
 from .read_by_ops import find_makers, find_read
 
@@ -37,9 +38,8 @@ def ATTENTION_LOGITS(run: SampledSteps, most: float = 50, growth: float = 2) -> 
     allow, which must be four times as large.
     """
     if not run.data.table("ops").num_rows:
-        raise CannotCheck("no ops were recorded", "--ops (ops=True)")
-    if len(run.numbers) < 2 * _ENDS:
-        raise CannotCheck(f"there are {len(run.numbers)} comparable steps, and it takes {2 * _ENDS}")
+        raise lacks_ops(run)
+    require_steps(len(run.numbers), 2 * _ENDS)
     found = []
     for (module, _, is_fused), largest in _find_largest(run).items():
         begin, end = float(np.median(largest[:_ENDS])), float(np.median(largest[-_ENDS:]))

@@ -10,7 +10,8 @@ from ..tables.sampled_steps import SampledSteps
 from ..tables.step_series import arrange_series, largest_of_units
 from ..tables.values import PlacedValues
 from .check import check
-from .finding import CannotCheck, Finding
+from .finding import Finding
+from .needs import lacks_values, require_steps
 from .places import place_of_site
 
 _SHOWN = 4
@@ -32,11 +33,8 @@ def DEAD_UNITS(run: SampledSteps, steps: int = 5, share: float = 0.5) -> Iterato
     has_gradient = [not reached or _call_of(run, site) in reached for site in series.site_id.tolist()]
     measured = series.is_measured.sum(axis=1)
     if not len(measured):
-        raise CannotCheck("no outputs of modules were recorded", "--values stats (values='stats')")
-    if measured.max() < steps:
-        raise CannotCheck(
-            f"there are {count_of(int(measured.max()), 'comparable step')}, and it takes {steps}"
-        )
+        raise lacks_values(run, "outputs of modules", OUTPUT)
+    require_steps(int(measured.max()), steps)
     is_float = np.array(["float" in dtype for dtype in series.dtypes])
     is_dead = is_float & (measured >= steps) & (series.is_zero.sum(axis=1) == measured)
     is_dead &= (series.stats.count.max(axis=1) > 1) & has_gradient

@@ -11,7 +11,8 @@ from ..tables.ops import bare_name
 from ..tables.placement import read_modules
 from ..tables.sampled_steps import MOST_STEPS, SampledSteps
 from .check import check
-from .finding import CannotCheck, Finding
+from .finding import Finding
+from .needs import lacks_ops
 from .places import place_of_module
 
 #: Ops that drop out if one of their arguments says so, and that argument.
@@ -28,7 +29,7 @@ _DRAWS = {"bernoulli_", "bernoulli"}
 def DROPOUT_IN_EVAL(run: SampledSteps) -> Iterator[Finding]:
     """Finds a dropout that does not look at `training`, as a functional one may."""
     if not run.data.table("ops").num_rows:
-        raise CannotCheck("ops were not recorded", "record --ops (ops=True)")
+        raise lacks_ops(run)
     evaluation = np.setdiff1d(column_of(run.steps, "step"), run.training)[-MOST_STEPS:].astype(np.int64)
     calls = run.find("calls", ["call_id", "step", "module_id", "parent_call_id", "training"], step=evaluation)
     is_outermost = column_of(calls, "parent_call_id") < 0

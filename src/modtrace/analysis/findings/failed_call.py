@@ -1,6 +1,7 @@
 """Finds the module and the op in which the run failed, with the shapes that it was given."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -17,6 +18,23 @@ from .finding import CannotCheck, Finding
 
 #: Errors by which somebody ends a run that is well.
 _WANTED = ("KeyboardInterrupt", "SystemExit", "GeneratorExit")
+
+_COMPARE = "look at the line that raised it, and compare what it was given there with a step that ran"
+_DETACH = "detach() what is carried from one step to the next (a hidden state, a running sum)"
+
+#: Patterns of what errors of ops say, and what helps. The first that fits counts.
+_REMEDIES = (
+    (re.compile("backward through the graph a second time"), _DETACH),
+    (
+        re.compile(r"out of (bounds|range)"),
+        "look for a label or an index that is negative, or not below the size that the op was given",
+    ),
+    (re.compile(r"dtype|scalar type"), "bring what it was given to one dtype (.to(), torch.autocast)"),
+    (
+        re.compile(r"shape|size|dimension|mat1"),
+        "compare the shapes with those of a step that ran, or of the layer before",
+    ),
+)
 
 
 class RaisedCall(NamedTuple):
@@ -46,7 +64,7 @@ def FAILED(run: SampledSteps) -> Iterator[Finding]:
         yield Finding(
             severity="error",
             text=f"the run fails outside of modules, {after}: {error}",
-            remedy="look at the line and at what was called there; record --ops (ops=True) names an op that raised",
+            remedy=_advise(run, error, None),
         )
         return
     calls, call, step = raised
@@ -56,15 +74,21 @@ def FAILED(run: SampledSteps) -> Iterator[Finding]:
     yield Finding(
         severity="error",
         text=f"{place.name} fails in step {step}: {error}",
-        remedy="compare the shapes with those of a step that ran, or of the layer before"
-        if op is not None
-        else "record --ops (ops=True) to learn the op and what it was given",
+        remedy=_advise(run, error, op),
         evidence=() if op is None else (describe_op(run, op),),
         root=place.root,
         path=place.path,
         op=op_name,
         step=step,
     )
+
+
+def _advise(run: SampledSteps, error: str, op: Mapping[str, Any] | None) -> str:
+    """Returns what helps against an error: what its words suggest, and how to learn more if that is not recorded."""
+    remedy = next((remedy for pattern, remedy in _REMEDIES if pattern.search(error)), _COMPARE)
+    if remedy == _DETACH or op is not None or run.data.meta.options.get("ops"):
+        return remedy
+    return f"{remedy}; record --ops (ops=True) names the op and what it was given"
 
 
 def find_raised(run: SampledSteps) -> RaisedCall | None:

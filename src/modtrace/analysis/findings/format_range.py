@@ -10,8 +10,9 @@ from ..tables.columns import Column
 from ..tables.sampled_steps import SampledSteps
 from ..tables.step_series import StepSeries, arrange_series
 from .check import check
-from .finding import CannotCheck, Finding
+from .finding import Finding
 from .names import name_steps_of
+from .needs import lacks_values
 from .places import place_of_site
 
 #: The largest number of float16. A mask holds its negative.
@@ -35,7 +36,7 @@ def FLOAT16_RANGE(run: SampledSteps, share: float = 0.5, rms: float = 2.0**-20) 
         arrange_series(run.values(*roles)) for roles in ((OUTPUT,), (GRAD_OUTPUT, PARAMETER_GRAD))
     )
     if not len(outputs.site_id) and not len(gradients.site_id):
-        raise CannotCheck("no outputs and no gradients were recorded", "--values stats (values='stats')")
+        raise lacks_values(run, "outputs or gradients", OUTPUT, GRAD_OUTPUT, PARAMETER_GRAD)
     largest = np.where(outputs.stats.abs_max < _LARGEST, outputs.stats.abs_max, 0).max(axis=1, initial=0)
     near = np.flatnonzero(_are_float16(outputs) & (largest > share * _LARGEST))
     if len(near):

@@ -14,7 +14,8 @@ from ..tables.placement import Module, read_modules
 from ..tables.sampled_steps import SampledSteps
 from ..tables.step_series import StepSeries, arrange_series
 from .check import check
-from .finding import CannotCheck, Finding
+from .finding import Finding
+from .needs import lacks_values, require_steps
 from .places import place_of_module
 
 #: The smallest number of modules in a chain.
@@ -55,11 +56,8 @@ def GRADIENTS_OVER_DEPTH(run: SampledSteps, factor: float = 1e3, steps: int = 3)
     at_outputs, of_parameters = (arrange_series(run.values(role)) for role in (GRAD_OUTPUT, PARAMETER_GRAD))
     measured = max(int(one.is_measured.sum(axis=1).max(initial=0)) for one in (at_outputs, of_parameters))
     if not measured:
-        raise CannotCheck("no gradients were recorded", "--values stats (values='stats')")
-    if measured < steps:
-        raise CannotCheck(
-            f"there are {count_of(measured, 'comparable step')} with gradients, and it takes {steps}"
-        )
+        raise lacks_values(run, "gradients", GRAD_OUTPUT, PARAMETER_GRAD)
+    require_steps(measured, steps)
     chains = [*_find_chains(run, at_outputs, of_parameters)]
     limit = np.log(factor)
     far = [

@@ -11,6 +11,7 @@ from ..tables.sampled_steps import SampledSteps
 from .check import check
 from .finding import CannotCheck, Finding
 from .names import name_steps_of
+from .needs import lacks_backwards
 
 #: Fewer earlier steps are what truncated backpropagation goes through.
 _FEW = 4
@@ -79,10 +80,7 @@ def _read_backward(run: SampledSteps, numbers: Column) -> ArrowTable:
     calls = run.find("calls", ["step", "module_id", "phase", "forward_call_id"], step=numbers)
     is_backward = phase_codes(calls["phase"]) == PHASES.index(BACKWARD)
     if not is_backward.any():
-        raise CannotCheck(
-            "calls of backwards were not recorded",
-            "record --backward-times (backward_times=True) or --ops (ops=True)",
-        )
+        raise lacks_backwards(run)
     ids = column_of(calls, "forward_call_id")[is_backward]
     forwards = run.find("calls", ["call_id", "step"], call_id=np.unique(ids))
     at, step = find_rows(column_of(forwards, "call_id"), ids), column_of(calls, "step")[is_backward]

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...recording.role import GRAD_OUTPUT, OUTPUT, PARAMETER, PARAMETER_GRAD
+from ...recording.role import GRAD_OUTPUT, LOSS, OUTPUT, PARAMETER, PARAMETER_GRAD
 from ...recording.statistics.band import Band, StepBand, judge_series
 from ...recording.statistics.moments import Numbers
 from ...recording.suggestions import count_of
@@ -13,7 +13,8 @@ from ..tables.columns import Column, split_rows
 from ..tables.sampled_steps import SampledSteps
 from ..tables.step_series import StepSeries, arrange_series
 from .check import check
-from .finding import CannotCheck, Finding
+from .finding import Finding
+from .needs import lacks_values, require_steps
 from .places import describe_site, place_of_site
 
 #: The number of last losses that make a band, and of those without which there is none. With the 50 of the trigger
@@ -63,11 +64,8 @@ def LOSS_SPIKE(run: SampledSteps, factor: float = 6, rise: float = 0.25) -> Iter
     """
     losses = arrange_series(run.losses)
     if not len(losses.site_id):
-        raise CannotCheck("no loss was recorded", "--values stats (values='stats')")
-    if len(losses.steps) <= _AT_LEAST:
-        raise CannotCheck(
-            f"there are {count_of(len(losses.steps), 'step')} with a loss, and it takes more than 10"
-        )
+        raise lacks_values(run, "losses", LOSS)
+    require_steps(len(losses.steps), _AT_LEAST + 1, "", " with a loss")
     spikes = [_find_worst(run, losses, row, factor, rise) for row in range(len(losses.site_id))]
     found = [spike for spike in spikes if spike is not None]
     if found:

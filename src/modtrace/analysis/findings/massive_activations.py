@@ -10,8 +10,9 @@ from ..tables.placement import read_modules
 from ..tables.sampled_steps import SampledSteps
 from ..tables.step_series import arrange_series
 from .check import check
-from .finding import CannotCheck, Finding
+from .finding import Finding
 from .names import name_steps_of
+from .needs import lacks_values
 from .places import place_of_site
 
 #: The smallest number of elements of an output that is judged.
@@ -33,7 +34,7 @@ def MASSIVE_ACTIVATIONS(run: SampledSteps, share: float = 0.25, times: float = 3
     """
     series = arrange_series(run.values(OUTPUT))
     if not len(series.site_id):
-        raise CannotCheck("no outputs of modules were recorded", "--values stats (values='stats')")
+        raise lacks_values(run, "outputs of modules", OUTPUT)
     with np.errstate(all="ignore"):
         parts = np.square(series.stats.abs_max) / series.stats.sumsq
     part = series.median(np.where(series.stats.count >= _LEAST, parts, np.nan))

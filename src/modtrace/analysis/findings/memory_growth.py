@@ -10,6 +10,7 @@ from ..tables.sampled_steps import SampledSteps
 from .check import check
 from .finding import CannotCheck, Finding
 from .names import format_size
+from .needs import require_steps
 
 #: The steps among which a trend is sought, spread over all; all pairs of them are compared.
 _POINTS = 60
@@ -34,8 +35,7 @@ def MEMORY_GROWTH(run: SampledSteps, share: float = 0.02, resident_mb: float = 2
     """
     steps = run.steps
     number = column_of(steps, "step").astype(np.float64)
-    if len(number) < _FEWEST:
-        raise CannotCheck(f"{len(number)} steps were recorded, and a trend needs {_FEWEST}")
+    require_steps(len(number), _FEWEST, "")
     found = [
         growth
         for name, what, least in (
@@ -67,7 +67,7 @@ def _find_growth(number: Column, size: Column, what: str, share: float, least_mb
         severity="warning",
         text=f"{what} grows by {format_size(slope)} a step: {format_size(start)} to {format_size(end)}",
         remedy="look for a list that keeps losses or outputs with their graphs (.item(), detach()), a state that is "
-        "carried over steps, or a cache; record --backward-times to see what backwards go through",
+        "carried over steps, or a cache",
         evidence=(
             f"steps {int(first)} to {int(last)}; it still grows by {format_size(second)} a step at their end",
         ),

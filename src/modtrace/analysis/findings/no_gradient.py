@@ -19,12 +19,12 @@ from ..tables.values import PlacedValues
 from .check import check
 from .finding import CannotCheck, Finding, Severity
 from .names import name_alike, name_steps_of, number_free
+from .needs import lacks_values
 from .places import place_of_module
+from .readers import describe_readers
 
 #: Roles that tell whether gradients flow.
 _ROLES = (OUTPUT, GRAD_OUTPUT, PARAMETER, PARAMETER_GRAD)
-
-_RECORD_VALUES = "record --values stats (values='stats')"
 
 
 @check("no-gradient", about="parameters in an optimizer that never get a gradient", needs="values")
@@ -32,10 +32,10 @@ def NO_GRADIENT(run: SampledSteps) -> Iterator[Finding]:
     """Finds where the way of the gradients ends."""
     known = read_parameters(run.data)
     if not any(parameter.optimizer for parameter in known):
-        raise CannotCheck("no row says which optimizer updates parameters")
+        raise CannotCheck("no optimizer was seen to step")
     flow = _Flow(run)
     if not len(run.sites_of(PARAMETER_GRAD)):
-        raise CannotCheck("gradients of parameters were not recorded", _RECORD_VALUES)
+        raise lacks_values(run, "gradients of parameters", PARAMETER_GRAD)
     without = [parameter for parameter in known if flow.is_without(parameter)]
     ever = flow.find_ever(without)
     reasons: dict[tuple[_Kind, int], list[Parameter]] = defaultdict(list)
@@ -68,16 +68,20 @@ class _Group:
         said, first = _TEXTS[kind], self.parameters[0]
         names = [parameter.name for parameter in self.parameters]
         count = len(names)
-        get = f"{count_of(count, 'parameter')} {'gets' if count == 1 else 'get'} none"
-        evidence = [f"without a gradient: {first_few(names, 4)}"]
+        get = f"{count_of(count, 'parameter')} without a gradient"
+        evidence = [f"the {'parameter' if count == 1 else 'parameters'}: {first_few(names, 4)}"]
         if self.before:
             evidence.append(f"called before it, and not reached either: {name_alike(self.before)}")
-        verb = said.verbs[len(self.modules) > 1]
+        verb, remedy = said.verbs[len(self.modules) > 1], said.remedy
+        read = describe_readers(run, self.modules[0]) if kind == "not reached" else None
+        if read is not None:
+            evidence.insert(0, read[0])
+            remedy = read[1]
         place = place_of_module(run, self.modules[0].module_id)
         return Finding(
             severity="warning" if self.has_called_siblings and said.severity == "note" else said.severity,
             text=said.text.format(name=name_alike(self.modules), verb=verb, get=get),
-            remedy=said.remedy,
+            remedy=remedy,
             evidence=tuple(evidence),
             rests_on=name_steps_of(run, steps),
             root=place.root,
@@ -331,7 +335,8 @@ _TEXTS: Mapping[_Kind, _Text] = {
         "warning",
         ("returns", "return"),
         "no gradient comes back to what {name} {verb}: {get}",
-        "what reads it detaches it, or nothing does: after record --ops, modtrace graph shows who reads it",
+        "use what it returns, and do not detach it (detach(), .data, no_grad()): record --ops (ops=True) names who "
+        "reads it",
     ),
     "compiled": _Text(
         "warning",

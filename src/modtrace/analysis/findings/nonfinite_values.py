@@ -3,11 +3,13 @@
 from collections.abc import Iterator
 
 from ...errors import NothingRecordedError
+from ...recording.options.capture import DEFAULT_ROLES
 from ..provenance.search import find_all
 from ..tables.sampled_steps import SampledSteps
 from ..values.nonfinite import PRODUCER, NonFinite, describe_counts
 from .check import check
 from .finding import CannotCheck, Finding
+from .needs import lacks_values
 
 
 @check("nonfinite", about="NaN and infinite values that are no masks", needs="values")
@@ -16,7 +18,8 @@ def NONFINITE(run: SampledSteps) -> Iterator[Finding]:
     try:
         found = next(find_all(run.data), None)
     except NothingRecordedError as error:
-        raise CannotCheck(str(error)) from error
+        lack = lacks_values(run, "values", *DEFAULT_ROLES)
+        raise (lack if lack.remedy else CannotCheck(str(error))) from error
     if found is not None:
         yield _to_finding(found)
 

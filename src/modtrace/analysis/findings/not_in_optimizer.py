@@ -20,7 +20,7 @@ def NOT_IN_OPTIMIZER(run: SampledSteps) -> Iterator[Finding]:
     """Finds parameters that are left out, and frozen ones that are in."""
     known = read_parameters(run.data)
     if not any(parameter.optimizer for parameter in known):
-        raise CannotCheck("no row says which optimizer updates parameters")
+        raise CannotCheck("no optimizer was seen to step")
     left_out = [parameter for parameter in known if parameter.requires_grad and parameter.has_gradient]
     unregistered = {
         parameter.site_id: found[0]

@@ -11,7 +11,8 @@ from ..tables.parameter_facts import read_parameters
 from ..tables.sampled_steps import SampledSteps
 from ..tables.step_series import StepSeries, arrange_series
 from .check import check
-from .finding import CannotCheck, Finding
+from .finding import Finding
+from .needs import lacks_values, require_steps
 from .places import place_of_site
 
 _SHOWN = 4
@@ -32,15 +33,11 @@ def ROUNDED_UPDATES(run: SampledSteps, steps: int = 5) -> Iterator[Finding]:
     parameters = arrange_series(run.values(PARAMETER))
     gradients = arrange_series(run.values(PARAMETER_GRAD))
     if not len(parameters.site_id) or not len(gradients.site_id):
-        raise CannotCheck(
-            "no parameters were recorded, or no gradients of theirs", "--values stats (values='stats')"
-        )
+        roles = PARAMETER if not len(parameters.site_id) else PARAMETER_GRAD
+        raise lacks_values(run, "parameters" if roles == PARAMETER else "gradients of parameters", roles)
     is_low = np.array([dtype in _PRECISION for dtype in parameters.dtypes])
     measured = parameters.is_measured.sum(axis=1)
-    if measured.max() < steps:
-        raise CannotCheck(
-            f"there are {count_of(int(measured.max()), 'comparable step')}, and it takes {steps}"
-        )
+    require_steps(int(measured.max()), steps)
     is_same = _are_same(parameters)
     has_gradient = _have_gradient(run, parameters, gradients)
     is_stuck = is_same & has_gradient & (measured >= steps)

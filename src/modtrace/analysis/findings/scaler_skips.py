@@ -13,7 +13,8 @@ from ..tables.sampled_steps import SampledSteps
 from ..tables.step_series import order_rows
 from ..tables.values import PlacedValues
 from .check import check
-from .finding import CannotCheck, Finding
+from .finding import Finding
+from .needs import lacks_values
 from .places import describe_site, place_of_site
 
 #: The number of first steps in which a scaler still looks for its scale.
@@ -30,7 +31,7 @@ def GRAD_SCALER(run: SampledSteps, skips: int = 5) -> Iterator[Finding]:
     steps = run.training[-SKIPS_WINDOW:]
     values = run.values(GRAD_OUTPUT, GRAD_INPUT, PARAMETER_GRAD, LOSS, steps=steps)
     if not len(values.step):
-        raise CannotCheck("no gradients were recorded", "--values stats (values='stats')")
+        raise lacks_values(run, "gradients", GRAD_OUTPUT, GRAD_INPUT, PARAMETER_GRAD)
     skipped, rows = _find_skipped(run, values, steps)
     is_error = are_many_skipped(len(skipped))
     if not is_error and (len(skipped) < skips or len(run.training) < _BEGINNING):

@@ -12,8 +12,9 @@ from ..tables.sampled_steps import SampledSteps
 from ..tables.tensors import read_sizes
 from ..tables.values import PlacedValues
 from .check import check
-from .finding import CannotCheck, Finding
+from .finding import Finding
 from .names import name_alike, name_steps_of
+from .needs import lacks_values
 from .places import place_of_module
 
 #: The smallest number of modules in a list that may be experts.
@@ -53,7 +54,7 @@ def UNUSED_EXPERTS(run: SampledSteps, tokens: float = 100) -> Iterator[Finding]:
     """
     values = run.values(OUTPUT)
     if not len(values.step):
-        raise CannotCheck("no outputs of modules were recorded", "--values stats (values='stats')")
+        raise lacks_values(run, "outputs of modules", OUTPUT)
     layers = [layer for layer in _find_layers(run, values) if layer.tokens.mean() >= tokens]
     hardly = [(int(np.sum(layer.shares < _HARDLY)), layer) for layer in layers]
     dead = [(int(np.sum(layer.tokens == 0)), layer) for layer in layers if (layer.tokens == 0).any()]

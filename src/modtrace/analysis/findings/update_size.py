@@ -9,8 +9,9 @@ from ...recording.suggestions import count_of
 from ..tables.sampled_steps import SampledSteps
 from ..tables.step_series import StepSeries, arrange_series
 from .check import check
-from .finding import CannotCheck, Finding
+from .finding import Finding
 from .names import name_steps_of
+from .needs import lacks_values
 from .places import place_of_site
 
 #: The smallest number of elements of a weight that is judged: biases and norms begin with zeros or ones.
@@ -29,10 +30,7 @@ def UPDATE_SIZE(run: SampledSteps, most: float = 0.15, least: float = 1e-6) -> I
     """
     updates, weights = (arrange_series(run.values(role)) for role in (UPDATE, PARAMETER))
     if not len(updates.site_id) or not len(weights.site_id):
-        raise CannotCheck(
-            "no updates were recorded, or no parameters",
-            "--capture roles=update,parameter (values=modtrace.Capture(roles=['update', 'parameter']))",
-        )
+        raise lacks_values(run, "updates of parameters", UPDATE)
     first = dict(zip(_owners_of(run, weights), _first_rms(weights), strict=True))
     before = np.array([first.get(owner, np.nan) for owner in _owners_of(run, updates)])
     started = arrange_series(run.values(PARAMETER, steps=run.training[:1]))

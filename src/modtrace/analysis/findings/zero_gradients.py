@@ -9,7 +9,8 @@ from ...recording.suggestions import count_of, first_few
 from ..tables.sampled_steps import MOST_STEPS, SampledSteps
 from ..tables.step_series import arrange_series
 from .check import check
-from .finding import CannotCheck, Finding
+from .finding import Finding
+from .needs import lacks_values, require_steps
 from .places import place_of_site
 
 _SHOWN = 4
@@ -26,11 +27,8 @@ def ZERO_GRADIENTS(run: SampledSteps, steps: int = 5) -> Iterator[Finding]:
     series = arrange_series(run.values(PARAMETER_GRAD, steps=newest))
     measured = series.is_measured.sum(axis=1)
     if not len(measured):
-        raise CannotCheck("no gradients of parameters were recorded", "--values stats (values='stats')")
-    if measured.max() < steps:
-        raise CannotCheck(
-            f"there are {count_of(int(measured.max()), 'step')} with gradients, and it takes {steps}"
-        )
+        raise lacks_values(run, "gradients of parameters", PARAMETER_GRAD)
+    require_steps(int(measured.max()), steps, "", " with gradients")
     zero = np.flatnonzero((measured >= steps) & (series.is_zero.sum(axis=1) == measured))
     if not len(zero):
         return

@@ -83,8 +83,11 @@ def _describe_findings(found: Findings, top: int | None) -> Iterator[Text]:
 
 
 def _describe_unchecked(found: Findings) -> Iterator[Text]:
+    """Yields a line on the checks that were run, and one for those that were not for one reason."""
     if found.checked:
         yield Text(f"checked: {', '.join(found.checked)}")
+    reasons: dict[str, list[str]] = {}
     for one in found.unchecked:
-        remedy = f"; {one.remedy}" if one.remedy else ""
-        yield Text(f"not checked: {one.check}: {one.why + remedy}")
+        reasons.setdefault(one.why + (f"; {one.remedy}" if one.remedy else ""), []).append(one.check)
+    for reason, names in reasons.items():
+        yield Text(f"not checked: {', '.join(names)}: {reason}")
