@@ -232,7 +232,7 @@ def test_generator_whose_fakes_are_always_detached_is_found_though_only_the_crit
                 critic(fake.detach()).square().mean().backward()
                 optimizer.step()
     [found] = rec.findings(only=["no-gradient"]).findings
-    assert "no gradient comes back to what Sequential returns: 2 parameters get none" in found.text
+    assert "no gradient comes back to what Sequential returns: 2 parameters get no gradient" in found.text
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -68,12 +68,12 @@ class _Group:
         said, first = _TEXTS[kind], self.parameters[0]
         names = [parameter.name for parameter in self.parameters]
         count = len(names)
-        get = f"{count_of(count, 'parameter')} without a gradient"
+        get = f"{count_of(count, 'parameter')} {'gets' if count == 1 else 'get'} no gradient"
         evidence = [f"the {'parameter' if count == 1 else 'parameters'}: {first_few(names, 4)}"]
         if self.before:
             evidence.append(f"called before it, and not reached either: {name_alike(self.before)}")
         verb, remedy = said.verbs[len(self.modules) > 1], said.remedy
-        read = describe_readers(run, self.modules[0]) if kind == "not reached" else None
+        read = describe_readers(run, self.modules[0], steps) if kind == "not reached" else None
         if read is not None:
             evidence.insert(0, read[0])
             remedy = read[1]

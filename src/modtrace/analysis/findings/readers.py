@@ -1,6 +1,6 @@
 """Finds which ops read what a module returns, if ops were recorded."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,13 +21,20 @@ _DETACHES, _SHOWN = "detach", 2
 _COLUMNS = ("op_id", "call_id", "phase", "name", "is_view", "source")
 
 
-def describe_readers(run: SampledSteps, module: Module) -> tuple[str, str] | None:
-    """Returns what reads the output of a module in the newest step, and what to do about it; None without ops."""
-    step = run.numbers[-1:]
+def describe_readers(run: SampledSteps, module: Module, steps: Column) -> tuple[str, str] | None:
+    """Returns what reads the output of a module in the newest of the steps that called it, and what to do about it.
+
+    It is None if no ops were recorded of that step.
+    """
+    modules = read_modules(run.data)
+    own = [number for number, one in modules.items() if one.module_id == module.module_id]
+    calls = run.find("calls", ["step", "module_id"], step=steps)
+    called = column_of(calls, "step")[np.isin(column_of(calls, "module_id"), own)]
+    step = np.unique(called)[-1:]
     if not len(run.find("ops", ["op_id"], step=step)):
         return None
     name = place_of_module(run, module.module_id).name
-    readers = _find_readers(run, module, step)
+    readers = _find_readers(run, own, step)
     detaching = [op for op in readers if bare_name(op["name"]) == _DETACHES]
     if detaching:
         return (
@@ -44,14 +51,16 @@ def describe_readers(run: SampledSteps, module: Module) -> tuple[str, str] | Non
     )
 
 
-def _find_readers(run: SampledSteps, module: Module, step: Column) -> list[Mapping[str, Any]]:
-    """Returns the ops of a forward outside of a module that read what was made inside, or a view of that, in order."""
+def _find_readers(run: SampledSteps, own: Sequence[int], step: Column) -> list[Mapping[str, Any]]:
+    """Returns the ops of a forward outside of a module that read what was made inside, or a view of that, in order.
+
+    Args:
+        own: the ids of the module and of what it wraps.
+    """
     calls = run.find("calls", ["call_id", "module_id", "parent_call_id"], step=step).to_pylist()
-    modules, inside = read_modules(run.data), set[int]()
+    inside = set[int]()
     for call in calls:
-        called = modules.get(-1 if call["module_id"] is None else call["module_id"])
-        is_own = called is not None and called.module_id == module.module_id
-        if is_own or call["parent_call_id"] in inside:
+        if call["module_id"] in own or call["parent_call_id"] in inside:
             inside.add(call["call_id"])
     ops = {op["op_id"]: op for op in run.find("ops", _COLUMNS, step=step).to_pylist()}
     made_by = [op_id for op_id, op in ops.items() if op["call_id"] in inside]
