@@ -1,11 +1,23 @@
 """Runs one check, on a recording typed by hand or on a real one."""
 
+import re
+
 from modtrace import Finding, Recording
 from modtrace.analysis.findings.all_checks import CHECKS
 from modtrace.analysis.findings.check import run_checks
+from modtrace.analysis.findings.finding import Findings
 from modtrace.recording.protocols import RecordingData
 from modtrace.views.common.columns import render_lines
 from modtrace.views.text.findings import summarize_findings
+
+#: One of several, the plural after 1, the singular after more, and what is left where a text was cut or is missing.
+_UNREADABLE = re.compile(
+    r"(?<![\d.,/x-])1 (more )?(?!is\b|was\b|has\b|does\b|gets\b)[a-z]+s\b|\b1 of \d+ \w+ (get|are|do)\b"
+    r"|\b[02-9] (more )?(step|layer|output|parameter|unit|tensor)\b|[.,;:] ?[,;]| ,|  "
+)
+
+#: Options of `record()` and what turns them on.
+_OPTIONS = {"ops": "--ops", "backward_times": "--backward-times"}
 
 
 def check_typed(
@@ -15,7 +27,24 @@ def check_typed(
     given = {f"{check}.{name}": value for name, value in thresholds.items()}
     found = run_checks(data, CHECKS, only=[check], thresholds=given)
     assert [one.why for one in found.unchecked] == ([] if why is None else [why])
+    assert_readable(found, data)
     return found.findings
+
+
+def assert_readable(found: Findings, data: RecordingData) -> None:
+    """Fails on what no text of a finding may be: ungrammatical, cut, without its model, or advice that was followed."""
+    for one in found.findings:
+        texts = [one.text, one.remedy, *one.evidence]
+        for text in texts:
+            assert not _UNREADABLE.search(text), text
+        if (one.path or "")[:1].isdigit() and not one.parameter:
+            assert f"{one.root}/{one.path}" in " ".join(texts)
+    recorded = [option for name, option in _OPTIONS.items() if data.meta.options.get(name)]
+    for remedy in (one.remedy for one in (*found.findings, *found.unchecked)):
+        advised = remedy.partition("record --")[2]
+        assert not [option for option in recorded if option in f"--{advised}" and " or --" not in advised], (
+            remedy
+        )
 
 
 def check_run(recording: Recording, check: str, **thresholds: float) -> tuple[Finding, ...]:

@@ -68,13 +68,13 @@ def train(block: type[nn.Module], growth: float) -> modtrace.Recording:
 def test_logits_that_grow_are_found(block: type[nn.Module]) -> None:
     (found,) = check_run(train(block, 1.9), CHECK)
     assert (found.severity, found.path) == ("warning", "1")
-    assert found.text.startswith("the largest logit of the softmax in 1 grew from ")
+    assert found.text.startswith("the largest logit of the softmax in Sequential/1 grew from ")
 
 
 def test_queries_and_keys_of_fused_attention_that_grow_are_found() -> None:
     (found,) = check_run(train(Fused, 1.4), CHECK)
     assert (found.severity, found.path) == ("warning", "1")
-    assert found.text.startswith("queries and keys in 1 grew: their norms allow logits of ")
+    assert found.text.startswith("queries and keys in Sequential/1 grew: their norms allow logits of ")
 
 
 @pytest.mark.parametrize("block", [Attention, Fused, Pooling])

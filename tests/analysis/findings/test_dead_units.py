@@ -33,7 +33,7 @@ def test_relu_that_returns_only_zeros_is_found() -> None:
     kill(model[0], -5)
     (found,) = check_run(train(model, usual), CHECK)
     assert (found.severity, found.path) == ("warning", "1")
-    assert found.text == "1 returns nothing but zeros in all 6 steps"
+    assert found.text == "Sequential/1 returns nothing but zeros in all 6 steps"
 
 
 def test_relu_behind_a_batch_norm_that_shifts_too_far_is_found() -> None:
@@ -59,7 +59,7 @@ def test_dead_units_of_one_output_are_counted_where_channels_were_measured() -> 
             usual(model, step).backward()
             optimizer.step()
     (found,) = check_run(rec, CHECK)
-    assert found.text == "5 of 8 units of 1 are 0 in all 6 tensors"
+    assert found.text == "5 of 8 units of Sequential/1 are 0 in all 6 tensors"
     assert check_run(rec, CHECK, share=0.7) == ()
 
 

@@ -48,7 +48,7 @@ def test_output_above_half_of_the_largest_number_is_found(name: str) -> None:
         last.weight.mul_(0.01)
     (found,) = check_run(train(model, scale=1000), CHECK, rms=0)
     assert (found.severity, found.path) == ("warning", path)
-    assert found.text.startswith(f"{path} returns ")
+    assert found.text.startswith(f"Sequential/{path} returns ")
     assert "in float16, whose largest number is 65,504" in found.text
 
 

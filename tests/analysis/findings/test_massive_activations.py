@@ -46,7 +46,7 @@ def train(kind: type[Block], massive: float) -> modtrace.Recording:
 def test_one_element_that_dwarfs_the_others_is_a_note(kind: type[Block]) -> None:
     (found,) = check_run(train(kind, 300.0), CHECK)
     assert (found.severity, found.path) == ("note", "5")
-    assert found.text.startswith("one element of 5 is 30")
+    assert found.text.startswith("one element of Sequential/5 is 30")
 
 
 @pytest.mark.parametrize("kind", [Block, Mixer])

@@ -48,7 +48,7 @@ def test_model_that_trains_on_in_eval_after_an_evaluation_is_an_error(name: str)
     (found,) = check_run(run(make(), "TTTTTEEEtttt"), CHECK)
     assert (found.severity, found.step) == ("error", 8)
     assert found.text == "Sequential trains in eval(), in all of the last 4 training steps"
-    assert found.evidence == ("it was in train() up to step 4", f"as in evaluation: {path}")
+    assert found.evidence == ("it was in train() up to step 4", f"as in evaluation: Sequential/{path}")
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -65,7 +65,7 @@ def test_evaluation_in_train_is_found_with_the_module_that_it_changes(name: str)
     make, path, kind = MODELS[name]
     (found,) = check_run(run(make(), "TTTTeeeTTTTeee"), CHECK)
     assert (found.severity, found.step, found.path) == ("warning", 4, path)
-    assert found.text == f"{kind} computes as in training in 6 evaluation steps: {path}"
+    assert found.text == f"{kind} computes as in training in 6 evaluation steps: Sequential/{path}"
     assert found.remedy == "call model.eval() before an evaluation and model.train() after it"
 
 

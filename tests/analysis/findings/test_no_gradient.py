@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import modtrace
-from helpers.findings import show_heads
+from helpers.findings import assert_readable, show_heads
 from helpers.health_models import (
     FAMILIES,
     CallBlock,
@@ -38,7 +38,9 @@ def _find(model: nn.Module, **options: object) -> tuple[Finding, ...]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of a checkpoint over inputs without gradients
         rec = train(model, **options)
-    found = rec.findings(only=CHECKS).findings
+    answer = rec.findings(only=CHECKS)
+    assert_readable(answer, rec.data)
+    found = answer.findings
     assert not found or found[0].text[:40] in show_heads(rec)
     return found
 

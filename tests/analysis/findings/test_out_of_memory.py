@@ -132,7 +132,7 @@ def test_record_prints_it_at_its_end(ops: list[str], tmp_path: Path) -> None:
     command = [sys.executable, "-m", "modtrace", "record", *ops, "program.py"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 1
-    assert "modtrace: 1 is out of memory in step 0: " in done.stderr
+    assert "modtrace: Sequential/1 is out of memory in step 0: " in done.stderr
     assert ("modtrace:   largest: " in done.stderr) == bool(ops)
 
 

@@ -41,7 +41,7 @@ def test_weights_of_one_that_small_updates_do_not_move_are_found() -> None:
     (found,) = check_run(train(Norms(), 1e-3), CHECK)
     assert (found.severity, found.path, found.parameter) == ("warning", "norm", "weight")
     assert found.text == "norm.weight (bfloat16) does not change in 7 steps, with gradients that are not 0"
-    assert found.evidence == ("an update below 1/256 of half a weight is rounded away",)
+    assert found.evidence == ("an update below 1/512 of its weight is rounded away",)
 
 
 def test_model_of_which_most_weights_do_not_move_is_an_error() -> None:

@@ -39,7 +39,7 @@ def test_scaler_that_skips_half_of_the_steps_is_an_error(fused: bool, conv: bool
     (found,) = check_run(train({*range(4, 24, 2)}, fused=fused, conv=conv), CHECK)
     assert (found.severity, found.step) == ("error", 4)
     assert found.text == "the GradScaler skipped 10 of the last 20 steps: their gradients overflow"
-    where = "2" if conv else "Linear"
+    where = "Sequential/2" if conv else "Linear"
     assert found.evidence[0].startswith(f"first not finite: the gradient at {where}, in 10 of these steps")
 
 

@@ -104,3 +104,18 @@ def test_closure_that_clears_is_left_alone() -> None:
         for _ in range(4):
             optimizer.step(closure)
     assert not check_run(rec, "uncleared-gradients")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_model_whose_gradients_are_not_cleared_is_named_among_several(family: str) -> None:
+    kept, cleared = Stack(FAMILIES[family]), nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    optimizers = [torch.optim.AdamW(model.parameters()) for model in (kept, cleared)]
+    with modtrace.record(strict=True) as rec:
+        for _ in range(4):
+            _backward(kept)
+            optimizers[0].step()
+            optimizers[1].zero_grad()
+            cleared(torch.randn(2, 4)).sum().backward()
+            optimizers[1].step()
+    [found] = check_run(rec, "uncleared-gradients")
+    assert found.text.startswith("gradients of Stack are not cleared: in ")

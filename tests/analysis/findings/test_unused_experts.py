@@ -49,13 +49,13 @@ def train(layer: nn.Module, bias: list[float]) -> modtrace.Recording:
 def test_one_expert_that_is_never_chosen_is_found() -> None:
     (found,) = check_run(train(Experts(16), [0, 0, -50, 0]), CHECK)
     assert (found.severity, found.path) == ("warning", "1.experts.2")
-    assert found.text == "1 of 4 experts get no tokens: 1.experts.2"
+    assert found.text == "1 of 4 experts gets no tokens: Sequential/1.experts.2"
 
 
 def test_router_that_sends_all_to_one_is_found() -> None:
     (found,) = check_run(train(TopOne(16), [50, 0, 0, 0]), CHECK)
-    assert found.text == "3 of 4 experts get no tokens: 1.ffn.1..3"
-    assert found.evidence == ("1.ffn.0 gets 100% of 1,240 tokens",)
+    assert found.text == "3 of 4 experts get no tokens: Sequential/1.ffn.1..3"
+    assert found.evidence == ("Sequential/1.ffn.0 gets 100% of 1,240 tokens",)
 
 
 class Drawing(nn.Linear):
@@ -69,7 +69,7 @@ def test_router_that_hardly_uses_half_of_its_experts_is_found() -> None:
     layer = TopOne(16)
     layer.gate = Drawing(16, 4)
     (found,) = check_run(train(layer, [3.4, 3.4, 0, 0]), CHECK)
-    assert found.text == "2 of 4 experts get hardly any tokens: 1.ffn.2..3"
+    assert found.text == "2 of 4 experts get hardly any tokens: Sequential/1.ffn.2..3"
 
 
 @pytest.mark.parametrize("kind", [Experts, TopOne])

@@ -14,7 +14,7 @@ from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, RECOMPUTE
 from ...recording.role import BUFFER, OPTIMIZER_STATE, PARAMETER, PARAMETER_GRAD
 from ..tables.columns import column_of
 from ..tables.one_step import IndexedTables
-from ..tables.placement import NO_PLACE_NAMES, Module, read_modules
+from ..tables.placement import NO_PLACE_NAMES, Module, name_module, read_modules
 from ..tables.placement import OUTSIDE as OUTSIDE_OF_TREE
 
 PARAMETERS, GRADIENTS, STATES, BUFFERS = "parameters", "gradients", "optimizer states", "buffers"
@@ -30,7 +30,7 @@ _OF_ROLES = {
 _OF_PHASES = {FORWARD: ACTIVATIONS, RECOMPUTE: ACTIVATIONS, BACKWARD: FLOWING, OPTIMIZER: STATES}
 
 #: The position in a list, in a path.
-_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+_NUMBER = re.compile(r"(?<![^./])\d+(?![^.])")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,10 +160,8 @@ class _Makers:
         op = None if tensor is None else self.ops.get(tensor["producer_op"])
         module_id = row["module_id"] if row["role"] else None if op is None else op["module_id"]
         module = self._modules.get(-1 if module_id is None else module_id)
-        place = (
-            NO_PLACE_NAMES[OUTSIDE_OF_TREE] if module is None else module.path or module.name or module.type
-        )
-        in_place = [module.path if module else "", row["slot"]]
+        place = NO_PLACE_NAMES[OUTSIDE_OF_TREE] if module is None else name_module(self._run.data, module)
+        in_place = [place if module and module.path else "", row["slot"]]
         return Holder(
             bytes=row["bytes"],
             kind=_find_kind(row, tensor, op, step),

@@ -75,7 +75,7 @@ def _find_dead_units(run: SampledSteps, values: PlacedValues, steps: int, share:
         return
     _, site, largest, tensors = max(worst, key=lambda one: one[0])
     place = place_of_site(run, site)
-    others = f", and of {len(worst) - 1} more such outputs" if len(worst) > 1 else ""
+    others = f"; so it is in {count_of(len(worst) - 1, 'more output')}" if len(worst) > 1 else ""
     yield Finding(
         severity="warning",
         text=(

@@ -15,6 +15,7 @@ from ..tables.placement import Placer
 from ..tables.sampled_steps import SampledSteps
 from .check import check
 from .finding import CannotCheck, Finding
+from .places import name_place
 
 #: Errors by which somebody ends a run that is well.
 _WANTED = ("KeyboardInterrupt", "SystemExit", "GeneratorExit")
@@ -73,7 +74,7 @@ def FAILED(run: SampledSteps) -> Iterator[Finding]:
     op_name = None if op is None else op["name"]
     yield Finding(
         severity="error",
-        text=f"{place.name} fails in step {step}: {error}",
+        text=f"{name_place(run, place)} fails in step {step}: {error}",
         remedy=_advise(run, error, op),
         evidence=() if op is None else (describe_op(run, op),),
         root=place.root,

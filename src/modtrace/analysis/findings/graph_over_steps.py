@@ -5,8 +5,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from ...recording.phase import BACKWARD, PHASES
+from ...recording.suggestions import count_of
 from ..tables.columns import ArrowTable, Column, build_table, column_of, find_rows, phase_codes, take
-from ..tables.placement import read_modules
+from ..tables.placement import name_module, read_modules
 from ..tables.sampled_steps import SampledSteps
 from .check import check
 from .finding import CannotCheck, Finding
@@ -49,13 +50,13 @@ def GRAPH_OVER_STEPS(run: SampledSteps, steps: float = _FEW) -> Iterator[Finding
     modules = read_modules(run.data)
     names = [modules[one] for one in kept if one in modules]
     inner = max(names, key=lambda module: (module.path.count("."), bool(module.path)), default=None)
-    where = "" if inner is None else f", as through {inner.path or inner.name or inner.type}"
+    where = "" if inner is None else f", as through {name_module(run.data, inner)}"
     yield Finding(
         severity="error",
         text=f"the backward of step {last} goes through calls of steps {first} to {last - 1}{where}",
         remedy="detach() what is carried from one step to the next (a hidden state, a running sum)",
         evidence=(
-            f"that of step {int(numbers[0])} went through {int(counts[0])} earlier ones: it grows"
+            f"that of step {int(numbers[0])} went through {count_of(int(counts[0]), 'earlier one')}: it grows"
             if reach > counts[0]
             else "they grow from step to step, and calls that are older are not known",
         ),

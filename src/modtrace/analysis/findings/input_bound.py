@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from ...recording.suggestions import count_of
 from ..tables.columns import column_of, dictionary_codes
 from ..tables.cycles import BETWEEN, COPY, DATA, CycleSummary, summarize_cycles
 from ..tables.sampled_steps import SampledSteps
@@ -68,10 +69,10 @@ def _to_finding(run: SampledSteps, found: CycleSummary, part: str) -> Finding:
         evidence.append(
             f"of the modules, {found.slowest} takes most: {_in_ms(found.slowest_ns)} ms of its own"
         )
-    times = f"{_in_ms(found.parts_ns[part])} of {_in_ms(found.cycle_ns)} ms"
+    times = f"{_in_ms(found.parts_ns[part])} of {_in_ms(found.cycle_ns)} ms, mean of {count_of(found.cycles, 'step')}"
     return Finding(
         severity="note" if part == BETWEEN else "warning",
-        text=f"{_SUBJECTS[part]} {_percent(found.share(part))} of a step ({times}, mean of {found.cycles} steps)",
+        text=f"{_SUBJECTS[part]} {_percent(found.share(part))} of a step ({times})",
         remedy=_REMEDIES[part] if loader is None or not loader.endswith(" workers") else _MORE_WORKERS,
         evidence=tuple(evidence),
         rests_on=name_steps_of(run),

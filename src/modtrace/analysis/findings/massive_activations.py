@@ -55,7 +55,9 @@ def MASSIVE_ACTIVATIONS(run: SampledSteps, share: float = 0.25, times: float = 3
                 f"{np.nanmedian(alike):.2g} is usual"
             ),
             remedy="it matters for float16 and for quantization: clip it, or normalize what the module is given",
-            evidence=(f"usual is the median of the largest elements of {count_of(len(alike), types[row])}",),
+            evidence=(
+                f"usual is the median of the largest elements of {count_of(len(alike), 'output')} of {types[row]}",
+            ),
             rests_on=name_steps_of(run),
             **place.fields(),
         )

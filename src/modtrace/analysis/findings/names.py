@@ -5,24 +5,25 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 
+from ...recording.protocols import RecordingData
 from ...recording.suggestions import count_of, first_few
 from ..tables.columns import Column
-from ..tables.placement import Module
+from ..tables.placement import Module, name_module
 from ..tables.sampled_steps import SampledSteps
 
 #: The numbers in a path.
-_NUMBER = re.compile(r"(?<=\.)\d+|^\d+")
+_NUMBER = re.compile(r"(?<=[./])\d+|^\d+")
 
 #: The largest number of modules that are named one by one.
 _NAMED = 3
 
 
-def name_alike(modules: Sequence[Module]) -> str:
+def name_alike(data: RecordingData, modules: Sequence[Module]) -> str:
     """Returns the names of modules: `head`, `blocks.0..31.attn`, `a and b`, or `a, b, c and 4 more`.
 
     Paths that differ in one number, which counts up by one from each to the next, are one name.
     """
-    return name_paths([module.path or module.name or module.type for module in modules])
+    return name_paths([name_module(data, module) for module in modules])
 
 
 def name_paths(paths: Sequence[str]) -> str:

@@ -71,7 +71,7 @@ class _Group:
         get = f"{count_of(count, 'parameter')} {'gets' if count == 1 else 'get'} no gradient"
         evidence = [f"the {'parameter' if count == 1 else 'parameters'}: {first_few(names, 4)}"]
         if self.before:
-            evidence.append(f"called before it, and not reached either: {name_alike(self.before)}")
+            evidence.append(f"called before it, and not reached either: {name_alike(run.data, self.before)}")
         verb, remedy = said.verbs[len(self.modules) > 1], said.remedy
         read = describe_readers(run, self.modules[0], steps) if kind == "not reached" else None
         if read is not None:
@@ -80,7 +80,7 @@ class _Group:
         place = place_of_module(run, self.modules[0].module_id)
         return Finding(
             severity="warning" if self.has_called_siblings and said.severity == "note" else said.severity,
-            text=said.text.format(name=name_alike(self.modules), verb=verb, get=get),
+            text=said.text.format(name=name_alike(run.data, self.modules), verb=verb, get=get),
             remedy=remedy,
             evidence=tuple(evidence),
             rests_on=name_steps_of(run, steps),

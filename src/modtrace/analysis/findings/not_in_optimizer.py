@@ -49,11 +49,12 @@ def NOT_IN_OPTIMIZER(run: SampledSteps) -> Iterator[Finding]:
     left_out = [parameter for parameter in left_out if parameter.site_id not in unregistered]
     if left_out:
         shown = first_few([parameter.name for parameter in left_out], 3)
+        them = "it" if len(left_out) == 1 else "them"
         verb = "gets gradients and is" if len(left_out) == 1 else "get gradients and are"
         yield Finding(
             severity="warning",
             text=f"{count_of(len(left_out), 'parameter')} {verb} in no optimizer that steps: {shown}",
-            remedy="give it to the optimizer, or freeze it (requires_grad_(False)), which saves its gradient",
+            remedy=f"give {them} to the optimizer, or freeze {them} (requires_grad_(False)), which saves the gradients",
             rests_on=name_steps_of(run),
             path=left_out[0].module.path,
             parameter=left_out[0].slot,
@@ -73,9 +74,10 @@ def _find_frozen(run: SampledSteps, known: Sequence[Parameter]) -> Iterator[Find
     is_norms = all("Norm" in one for one in of_types)
     if not is_norms and not any(one.optimizer for one in frozen):
         return  # as meant: the optimizer was not given them
+    are = "is" if len(frozen) == 1 else "are"
     yield Finding(
         severity="warning" if is_norms else "note",
-        text=f"{len(frozen)} parameters are frozen, {share:.1%} of all elements"
+        text=f"{count_of(len(frozen), 'parameter')} {are} frozen, {share:.1%} of all elements"
         + (
             f"; only {' and '.join(of_types)} trains"
             if is_norms

@@ -26,7 +26,7 @@ from .check import check
 from .failed_call import describe_op, find_raised
 from .finding import Finding
 from .names import format_size, name_alike
-from .places import place_of_module
+from .places import name_place, place_of_module
 
 #: How many modules, lines and storages are named.
 _NAMED = 3
@@ -79,7 +79,9 @@ def _describe(run: SampledSteps, found: OutOfMemory) -> Finding:
     checkpointing = found.checkpointing
     helps = checkpointing is not None and checkpointing.freed_bytes >= found.bytes / 10
     advice = (
-        f"checkpoint {name_alike(checkpointing.modules)}; " if checkpointing is not None and helps else ""
+        f"checkpoint {name_alike(run.data, checkpointing.modules)}; "
+        if checkpointing is not None and helps
+        else ""
     )
     is_of_activations = cause.remedy == _REMEDIES["activations"]
     return Finding(
@@ -128,7 +130,8 @@ def _list_evidence(run: SampledSteps, found: OutOfMemory) -> Iterator[str]:
     yield f"largest: {'; '.join(map(_describe_holder, found.holders[:_NAMED]))}"
     if found.checkpointing is not None:
         freed, modules = found.checkpointing.freed_bytes, found.checkpointing.modules
-        yield f"checkpointing {name_alike(modules)} would free {format_size(freed)} ({freed / found.bytes:.0%})"
+        share = f"{format_size(freed)} ({freed / found.bytes:.0%})"
+        yield f"checkpointing {name_alike(run.data, modules)} would free {share}"
 
 
 def _join(sizes: Mapping[str, int], most: int = _NAMED) -> str:
@@ -149,7 +152,8 @@ def _describe_holder(one: Holder) -> str:
 def _describe_call(run: SampledSteps, mark: str) -> Finding:
     """Returns what is known without ops: which call was running, and how large the process was before."""
     raised, asked = find_raised(run), requested_bytes(mark)
-    name = None if raised is None else raised.calls.name(int(raised.calls.where[raised.call]))
+    place = None if raised is None else raised.calls.name(int(raised.calls.where[raised.call]))
+    name = "the program" if place is None else name_place(run, place)
     asks = "" if asked is None else f": it asked for {format_size(asked)}"
     where = "" if raised is None else f" in step {raised.step}"
     rows = run.steps.to_pylist()[-2:-1]
@@ -161,11 +165,11 @@ def _describe_call(run: SampledSteps, mark: str) -> Finding:
     before = (f"when step {rows[0]['step']} had ended: {_join(sizes)}",) if sizes else ()
     return Finding(
         severity="error",
-        text=f"{'the program' if name is None else name.name} is out of memory{where}{asks}",
+        text=f"{name} is out of memory{where}{asks}",
         remedy="record --ops (ops=True) to learn what took the memory",
         evidence=before,
-        root=None if name is None else name.root,
-        path=None if name is None else name.path,
+        root=None if place is None else place.root,
+        path=None if place is None else place.path,
         step=None if raised is None else raised.step,
     )
 

@@ -2,8 +2,9 @@
 
 from typing import Any, NamedTuple
 
+from ...recording.module_path import join
 from ...recording.role import BY_NAME, GRAD_OUTPUT, LOSS, OF_PARAMETERS, PARAMETER
-from ..tables.placement import read_modules
+from ..tables.placement import PlaceName, name_in_text, read_modules
 from ..tables.sampled_steps import SampledSteps
 
 
@@ -13,9 +14,7 @@ class Place(NamedTuple):
     root: str | None
     path: str | None
     parameter: str | None
-    name: (
-        str  # `blocks.0.fc`, `blocks.0.fc.weight`; with several models `GPT/blocks.0.fc`; a model's own name
-    )
+    name: str  # `blocks.0.fc`, `blocks.0.fc.weight`, of a model its own; see `name_in_text`
 
     def fields(self) -> dict[str, Any]:
         """Returns the fields of a `Finding`."""
@@ -30,9 +29,13 @@ def place_of_module(run: SampledSteps, module_id: int | None, parameter: str | N
         return Place(None, None, parameter, parameter or "a module that is not known")
     top = modules.get(module.root_id, module)
     root = top.name or top.type
-    name = ".".join(part for part in (module.path, parameter) if part) or root
-    has_roots = len({one.root_id for one in modules.values()}) > 1
-    return Place(root, module.path, parameter, f"{root}/{name}" if has_roots and name != root else name)
+    name = name_in_text(run.data, root, join(module.path, parameter or ""))
+    return Place(root, module.path, parameter, name)
+
+
+def name_place(run: SampledSteps, place: PlaceName) -> str:
+    """Returns the name of the place of a call in a sentence."""
+    return place.name if place.root is None else name_in_text(run.data, place.root, place.path or "")
 
 
 def place_of_site(run: SampledSteps, site_id: int) -> Place:
@@ -47,13 +50,16 @@ def place_of_site(run: SampledSteps, site_id: int) -> Place:
 
 def describe_site(run: SampledSteps, site_id: int) -> str:
     """Returns a site with its role: `the output of blocks.0`, `the gradient of head.weight`."""
-    site, name = run.sites[site_id], place_of_site(run, site_id).name
-    if site.role == LOSS:
-        return f"the loss{site.slot}"
-    if site.role == PARAMETER:
+    site = run.sites[site_id]
+    return describe_tensor(site.role or "", place_of_site(run, site_id).name, site.slot)
+
+
+def describe_tensor(role: str, name: str, slot: str) -> str:
+    """Returns a tensor by its role and its name, which may be unknown; a loss is known by its slot."""
+    if role == LOSS or not name:
+        return f"the {BY_NAME[role].of_one}{slot}"
+    if role == PARAMETER:
         return name
-    if site.role in OF_PARAMETERS:
-        return f"the gradient of {name}" if site.role.endswith("grad") else f"the {site.role} of {name}"
-    if site.role == GRAD_OUTPUT:
-        return f"the gradient at {name}"
-    return f"the {BY_NAME[site.role or ''].of_one} of {name}"
+    if role in OF_PARAMETERS:
+        return f"the gradient of {name}" if role.endswith("grad") else f"the {role} of {name}"
+    return f"the gradient at {name}" if role == GRAD_OUTPUT else f"the {BY_NAME[role].of_one} of {name}"

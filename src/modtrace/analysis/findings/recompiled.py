@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from ...recording.suggestions import count_of
 from ..tables.columns import column_of
 from ..tables.sampled_steps import SampledSteps
 from .check import check
@@ -32,9 +33,10 @@ def RECOMPILED(run: SampledSteps, steps: float = 3, warm_up: float = 2) -> Itera
     reasons = Counter(row["failed_guards"][0].partition(": ")[2] for row in again)
     steps_ns = column_of(run.steps, "end_ns") - column_of(run.steps, "start_ns")
     of_counted = int(steps_ns[np.isin(column_of(run.steps, "step"), counted)].sum())
+    held = f"{len(held_up)} of {count_of(len(counted), 'step')}"
     yield Finding(
         severity="warning",
-        text=f"torch.compile compiles again in {len(held_up)} of {len(counted)} steps, first in step {held_up[0]}: "
+        text=f"torch.compile compiles again in {held}, first in step {held_up[0]}: "
         f"{100 * took_ns / max(of_counted, 1):.0f} % of their time",
         remedy="keep shapes and the numbers that code reads the same: pad batches, mark_dynamic(), tensors in place of "
         "Python numbers; modtrace show names every reason",
@@ -42,6 +44,6 @@ def RECOMPILED(run: SampledSteps, steps: float = 3, warm_up: float = 2) -> Itera
             f"mostly {function}",
             *(f"{count} x because this failed: {reason}" for reason, count in reasons.most_common(2)),
         ),
-        rests_on=f"{len(counted)} training steps",
+        rests_on=count_of(len(counted), "training step"),
         step=held_up[0],
     )

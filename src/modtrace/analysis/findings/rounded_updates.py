@@ -17,8 +17,8 @@ from .places import place_of_site
 
 _SHOWN = 4
 
-#: The precision of formats in which updates round to nothing, as a part of the number itself.
-_PRECISION = {"bfloat16": "1/256", "float16": "1/2048"}
+#: Formats in which updates round to nothing, and the part of a weight below which an update surely does.
+_PRECISION = {"bfloat16": "1/512", "float16": "1/4096"}
 
 
 @check(
@@ -58,7 +58,7 @@ def ROUNDED_UPDATES(run: SampledSteps, steps: int = 5) -> Iterator[Finding]:
     what = f"{first.name} ({dtype}) does" if len(stuck) == 1 else f"{len(stuck)} parameters in {dtype} do"
     which = "" if len(stuck) == 1 else f": {names[0]}, …"
     why = (
-        f"an update below {_PRECISION[dtype]} of half a weight is rounded away"
+        f"an update below {_PRECISION[dtype]} of its weight is rounded away"
         if does_learn.any()
         else "every parameter of the optimizer's group stays the same: its learning rate may be 0"
     )

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...recording.role import OUTPUT
+from ...recording.suggestions import count_of
 from ..tables.columns import Column, find_rows, split_rows
 from ..tables.placement import read_modules
 from ..tables.sampled_steps import SampledSteps
@@ -59,10 +60,10 @@ def UNUSED_EXPERTS(run: SampledSteps, tokens: float = 100) -> Iterator[Finding]:
     hardly = [(int(np.sum(layer.shares < _HARDLY)), layer) for layer in layers]
     dead = [(int(np.sum(layer.tokens == 0)), layer) for layer in layers if (layer.tokens == 0).any()]
     if dead:
-        yield _describe(run, *max(dead, key=lambda one: one[0]), len(dead), 0, "get no tokens")
+        yield _describe(run, *max(dead, key=lambda one: one[0]), len(dead), 0, "no tokens")
     elif collapsed := [one for one in hardly if 2 * one[0] >= len(one[1].members)]:
         worst = max(collapsed, key=lambda one: one[0])
-        yield _describe(run, *worst, len(collapsed), _HARDLY, "get hardly any tokens")
+        yield _describe(run, *worst, len(collapsed), _HARDLY, "hardly any tokens")
 
 
 def _find_layers(run: SampledSteps, values: PlacedValues) -> Iterator[_Experts]:
@@ -127,12 +128,16 @@ def _describe(
         member for member, part in zip(layer.members, layer.shares.tolist(), strict=True) if part <= share
     ]
     modules = read_modules(run.data)
-    place, names = place_of_module(run, unused[0]), name_alike([modules[member] for member in unused])
-    others = f" (and so in {layers - 1} more layers)" if layers > 1 else ""
+    place, names = (
+        place_of_module(run, unused[0]),
+        name_alike(run.data, [modules[member] for member in unused]),
+    )
+    others = f" (and so in {count_of(layers - 1, 'more layer')})" if layers > 1 else ""
+    get = "gets" if count == 1 else "get"
     most = int(np.argmax(layer.shares))
     return Finding(
         severity="warning" if count >= _MANY * len(layer.members) else "note",
-        text=f"{count} of {len(layer.members)} experts {what}: {names}{others}",
+        text=f"{count} of {len(layer.members)} experts {get} {what}: {names}{others}",
         remedy="add or raise a loss that balances the load, or noise in the router; look at the router's logits",
         evidence=(
             f"{place_of_module(run, layer.members[most]).name} gets {layer.tokens[most] / layer.tokens.sum():.0%} "

@@ -38,12 +38,12 @@ def ZERO_GRADIENTS(run: SampledSteps, steps: int = 5) -> Iterator[Finding]:
     # A critic's last bias cancels in the difference of two scores, while the weight beside it learns.
     owners = {run.sites[site].module_id for site in np.delete(series.site_id, zero).tolist()}
     is_beside = all(run.sites[site].module_id in owners for site in series.site_id[zero].tolist())
-    if is_all:
+    if is_all and len(zero) > 1:
         text = f"all {len(zero)} gradients of parameters are exactly 0 in all {count_of(count, 'step')}"
     elif len(zero) == 1:
         text = f"the gradient of {first.name} is exactly 0 in all {count_of(count, 'step')}"
     else:
-        text = f"{len(zero)} parameters have a gradient of exactly 0 in all {count} steps: {names[0]}, …"
+        text = f"{len(zero)} parameters have a gradient of exactly 0 in all {count_of(count, 'step')}: {names[0]}, …"
     evidence = [first_few(names, _SHOWN)] if len(zero) > 1 else []
     yield Finding(
         severity="error" if is_all else "note" if is_beside else "warning",

@@ -29,7 +29,8 @@ from .step_counts import StepCounts
 from .surroundings import add_surroundings, find_bad_losses
 from .trace import Origin, Trace, trace_step
 
-_GIVEN = "this module may only have been given them"
+#: What is said of a module of which no ops were recorded.
+GIVEN = "this module may only have been given them"
 
 
 @dataclass(frozen=True)
@@ -322,13 +323,13 @@ def _describe_module(step: OneStep, row: int) -> NonFinite:
         )
     elif is_inside and answer.role in (OUTPUT, GRAD_OUTPUT):
         remedy = (
-            f'{_WITH_OPS} names the op that made them where torch.compile has backend="aot_eager"; {_GIVEN}'
+            f'{_WITH_OPS} names the op that made them where torch.compile has backend="aot_eager"; {GIVEN}'
         )
     elif step.run.data.table("ops").num_rows:
         return answer
     else:
         remedy = f"{_WITH_OPS}, on a long run with keep_last=20 (--keep-last 20), names the op that made them"
-        remedy += "" if answer.role == LOSS else f"; {_GIVEN}"
+        remedy += "" if answer.role == LOSS else f"; {GIVEN}"
     return replace(answer, remedy=remedy)
 
 

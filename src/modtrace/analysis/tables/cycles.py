@@ -10,7 +10,7 @@ from ...recording.arrow.arrays import from_numpy
 from ...recording.phase import FORWARD, OPTIMIZER, PHASES, RECOMPUTE
 from .columns import ArrowTable, Column, column_of, dictionary_codes, find_rows, phase_codes, take
 from .ops import bare_name
-from .placement import read_modules
+from .placement import name_module, read_modules
 from .sampled_steps import SampledSteps
 
 DATA, COPY, BACKWARD, COLLECTIVE = "data", "copy", "backward", "collectives"
@@ -56,8 +56,8 @@ class CycleSummary:
     cycle_ns: int  # without measuring
     measuring_ns: int  # beside it
     parts_ns: Mapping[str, int]  # of PARTS but `measuring`, without those that take no time
-    #: The path of the module whose calls take the most time without those inside of them, of a root its name, and that
-    #: time in a step; None if no module was called. Its backward counts if backward times were recorded.
+    #: The name of the module whose calls take the most time without those inside of them, and that time in a step;
+    #: None if no module was called. Its backward counts if backward times were recorded.
     slowest: str | None
     slowest_ns: int
 
@@ -88,7 +88,7 @@ def summarize_cycles(run: SampledSteps) -> CycleSummary | None:
 
 
 def _find_slowest(run: SampledSteps) -> tuple[str | None, int]:
-    """Returns the path of the module with the most time of its own in the sampled steps, and that time in a step."""
+    """Returns the name of the module with the most time of its own in the sampled steps, and that time in a step."""
     names = ["call_id", "module_id", "parent_call_id", "start_ns", "end_ns", "overhead_ns"]
     steps = _limit(run)
     table = run.find("calls", names, step=steps)
@@ -104,8 +104,8 @@ def _find_slowest(run: SampledSteps) -> tuple[str | None, int]:
         return None, 0
     slowest = int(sums.argmax())
     named = read_modules(run.data).get(int(modules[slowest]))
-    path = None if named is None else named.path or named.name or named.type
-    return path, int(sums[slowest]) // len(steps)
+    name = None if named is None else name_module(run.data, named)
+    return name, int(sums[slowest]) // len(steps)
 
 
 class _Intervals(NamedTuple):

@@ -7,7 +7,7 @@ import numpy as np
 from ...recording.module_path import join
 from ...recording.protocols import RecordingData
 from .columns import column_of
-from .placement import Module, read_modules
+from .placement import Module, name_in_text, read_modules
 from .sites import read_sites
 
 
@@ -17,17 +17,13 @@ class Parameter(NamedTuple):
     site_id: int
     module: Module  # that owns it
     slot: str  # its name in the module
+    name: str  # the full path: `head.weight`; see `name_in_text`
     shape: tuple[int, ...]
     dtype: str
     requires_grad: bool
     optimizer: str | None  # None: none that has stepped
     group: int | None
     has_gradient: bool | None  # None if an optimizer updates it: its gradient is measured
-
-    @property
-    def name(self) -> str:
-        """The full path: `head.weight`."""
-        return join(self.module.path, self.slot)
 
     @property
     def numel(self) -> int:
@@ -52,5 +48,7 @@ def read_parameters(data: RecordingData) -> list[Parameter]:
                 row["param_group"],
                 row["has_gradient"],
             )
-            found.append(Parameter(site_id, module, site.slot, tuple(row["shape"]), *facts))
+            root = modules.get(module.root_id, module)
+            name = name_in_text(data, root.name or root.type, join(module.path, site.slot))
+            found.append(Parameter(site_id, module, site.slot, name, tuple(row["shape"]), *facts))
     return found

@@ -70,15 +70,44 @@ def merge_wrappers(rows: Sequence[Mapping[str, Any]]) -> dict[int, Module]:
 
 def read_modules(data: RecordingData) -> dict[int, Module]:
     """Returns the modules of a recording by id; see `merge_wrappers`. A view asks for them up to eight times."""
+    return _read(data).modules
+
+
+class _Read(NamedTuple):
+    table: ArrowTable
+    modules: dict[int, Module]
+    models: int  # the number of roots that hold modules: a loss function is none
+
+
+def _read(data: RecordingData) -> _Read:
     table = data.table("modules")
     known = _modules_read.get(data)
-    if known is None or known[0] is not table:
-        known = _modules_read[data] = table, merge_wrappers(table.to_pylist())
-    return known[1]
+    if known is None or known.table is not table:
+        modules = merge_wrappers(table.to_pylist())
+        models = len({module.root_id for module in modules.values() if module.path})
+        known = _modules_read[data] = _Read(table, modules, models)
+    return known
 
 
-#: By recording, its modules with the table that they were read from.
-_modules_read: WeakKeyDictionary[RecordingData, tuple[ArrowTable, dict[int, Module]]] = WeakKeyDictionary()
+def name_module(data: RecordingData, module: Module) -> str:
+    """Returns the name of a module in a sentence."""
+    root = read_modules(data).get(module.root_id, module)
+    return name_in_text(data, root.name or root.type, module.path)
+
+
+def name_in_text(data: RecordingData, root: str, path: str) -> str:
+    """Returns the name in a sentence of a module, or of a parameter by its full path: `head.weight`; of a root its own.
+
+    The root's name is in front where the path alone would not do: it begins with a number (`Sequential/0`), or models
+    are several.
+    """
+    if not path:
+        return root
+    return f"{root}/{path}" if _read(data).models > 1 or path[0].isdigit() else path
+
+
+#: What was read of the modules of each recording.
+_modules_read: WeakKeyDictionary[RecordingData, _Read] = WeakKeyDictionary()
 
 
 def _find_outermost(by_id: Mapping[int, Mapping[str, Any]]) -> dict[int, int]:

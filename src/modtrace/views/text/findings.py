@@ -1,6 +1,8 @@
 """Renders findings as lines for a terminal or as JSON."""
 
 import json
+import re
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
@@ -10,6 +12,9 @@ from ..common.columns import Color, Text, render_lines
 
 #: The largest number of checks that were not run which are named where nothing was found.
 _NAMED = 3
+
+#: The recording, in the commands that remedies suggest.
+_RUN = re.compile(r"\bRUN\b")
 
 _STYLES: dict[Severity, str] = {"error": "bold red", "warning": "bold yellow", "note": "bold"}
 
@@ -33,7 +38,7 @@ def render_findings(
         width: the width of the terminal, in characters; longer lines are broken. None: no limit.
         color: whether the text is styled for a terminal, or the markup in which it is written.
     """
-    lines = [*_describe_findings(found, top)]
+    lines = [*_describe_findings(found, top, run)]
     lines += [Text(f"! {mark}", "yellow") for mark in marks]
     return render_lines([*lines, *_describe_unchecked(found)], color=color, width=width)
 
@@ -67,12 +72,13 @@ def _describe_nothing(found: Findings, ask: str) -> str:
     return f"{nothing}; not checked: {unchecked} ({ask})" if unchecked else nothing
 
 
-def _describe_findings(found: Findings, top: int | None) -> Iterator[Text]:
+def _describe_findings(found: Findings, top: int | None, run: str | None) -> Iterator[Text]:
+    place = "RUN" if run is None else shlex.quote(run)
     for finding in found.findings[:top]:
         yield _headline(finding.severity, finding.text)
         for line in finding.evidence:
             yield Text(f"  {line}")
-        yield Text(f"  try: {finding.remedy}")
+        yield Text(f"  try: {_RUN.sub(lambda _: place, finding.remedy)}")
         rests = f", from {finding.rests_on}" if finding.rests_on else ""
         yield Text(f"  ({finding.check}{rests})", "dim")
     hidden = len(found.findings[len(found.findings) if top is None else top :])
