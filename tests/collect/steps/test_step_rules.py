@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe, ScheduleZBVZeroBubble
 
 import modtrace
 from helpers.ranks import group_of_one
@@ -687,3 +687,38 @@ def test_stage_of_a_pipeline_says_which_micro_batch_it_works_on() -> None:
     with modtrace.record() as recording:
         net(batch())
     assert {row["stage"] for row in recording.table("calls").to_pylist()} == {None}
+
+
+def test_micro_batches_whose_backward_is_divided_are_one_step() -> None:
+    """Zero-bubble schedules compute the gradients of inputs and of parameters apart, neither by a `backward()`."""
+    with group_of_one():
+        nets = (
+            Generator().requires_grad_(False),
+            Discriminator(),
+        )  # only a first stage would get a `backward()`
+        optimizer = torch.optim.SGD(nets[1].parameters(), lr=0.1)
+        stages = [PipelineStage(net, number, 2, torch.device("cpu")) for number, net in enumerate(nets)]
+        schedule = ScheduleZBVZeroBubble(stages, 3, loss_fn=F.mse_loss)
+        with modtrace.record(strict=True) as recording:
+            for _ in range(2):
+                optimizer.zero_grad()
+                schedule.step(torch.ones(6, 4), target=torch.ones(6, 4))
+                optimizer.step()
+        del stages, schedule
+    found = ran(recording)
+    assert [kind for kind, _ in found] == ["train", "train"]
+    assert [sorted(names.split()) for _, names in found] == [["Discriminator"] * 3 + ["Generator"] * 3] * 2
+
+
+def test_micro_batches_of_an_evaluation_are_one_step_beside_an_open_one() -> None:
+    with group_of_one():
+        net = Net()
+        stage = PipelineStage(net, 0, 1, torch.device("cpu"))
+        schedule = ScheduleGPipe(stage, 2, loss_fn=F.mse_loss)
+        with modtrace.record(strict=True) as recording:
+            schedule.step(torch.ones(4, 4), target=torch.ones(4, 4))
+            for _ in range(2):
+                with torch.no_grad():
+                    schedule.eval(torch.ones(4, 4), target=torch.ones(4, 4))
+        del stage, schedule
+    assert ran(recording) == [("train", "Net Net"), ("eval", "Net Net"), ("eval", "Net Net")]

@@ -167,6 +167,11 @@ class Segment:
         self._ranked: tuple[list[int], dict[int, list[int]]] | None = None
 
     @property
+    def is_later_micro_batch(self) -> bool:
+        """Whether a stage of a pipeline runs a micro-batch in it that others of the same batch came before."""
+        return self.chunk is not None and bool(self.chunk.micro_batch)
+
+    @property
     def named(self) -> NamedModule:
         """The module that was called."""
         assert self.context.named is not None

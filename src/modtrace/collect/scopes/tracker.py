@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ...torch_internals.autograd import graph_task_id, is_in_custom_function, sequence_nr
-from ...torch_internals.call_frames import around_call, find_pipeline_chunk, running_modules
+from ...torch_internals.call_frames import PipelineChunk, around_call, find_pipeline_chunk, running_modules
 from ...torch_internals.checkpoint import StopRecomputation
 from ...torch_internals.dynamo import is_compilers_own, is_dynamo_compiling, keep_out_of_dynamo
 from ...torch_internals.modules import GlobalHooks
@@ -169,9 +169,7 @@ class ScopeTracker:
                 return False
             self.close_dead_calls(log, around_call(frame))
             self.pause_stretch(log)
-            self.enter_module(log, module, frame)
-            if chunk is not None and log.segment is not None:
-                log.segment.chunk = chunk
+            self.enter_module(log, module, frame, chunk)
         return True
 
     def _is_unknown_in_region(self, log: ThreadLog, module: nn.Module) -> bool:
@@ -200,12 +198,14 @@ class ScopeTracker:
             self.append(log, EXIT_RAISED)
             log.context = log.context.above
 
-    def _open_segment(self, log: ThreadLog, context: CallContext, frame: FrameType | None) -> None:
+    def _open_segment(
+        self, log: ThreadLog, context: CallContext, frame: FrameType | None, chunk: PipelineChunk | None
+    ) -> None:
         log.prune()
         task = graph_task_id()
         with_grad = torch.is_grad_enabled()
         segment = Segment(log, context, sequence_nr(), task, with_grad)
-        segment.outer = log.segment
+        segment.outer, segment.chunk = log.segment, chunk
         if task >= 0:
             classify(segment, log, self.backwards, frame)
             find_around(segment, log, frame)
@@ -337,18 +337,26 @@ class ScopeTracker:
         with self.subscribers.guard(None):
             self.backwards.reached(segment, self.logs.current)
 
-    def enter_module(self, log: ThreadLog, module: nn.Module, frame: FrameType | None) -> CallContext:
-        """Begins the call of a module, and returns its context."""
+    def enter_module(
+        self, log: ThreadLog, module: nn.Module, frame: FrameType | None, chunk: PipelineChunk | None = None
+    ) -> CallContext:
+        """Begins the call of a module, and returns its context; `chunk` is what a stage of a pipeline runs in it."""
         inside = log.context if log.context.named is not None else None
         with self.lock:
             context = self.tree.find(module, inside, frame)
-        self.enter_context(log, context, frame)
+        self.enter_context(log, context, frame, chunk)
         return context
 
-    def enter_context(self, log: ThreadLog, context: CallContext, frame: FrameType | None) -> None:
+    def enter_context(
+        self,
+        log: ThreadLog,
+        context: CallContext,
+        frame: FrameType | None,
+        chunk: PipelineChunk | None = None,
+    ) -> None:
         """Logs the beginning of a call. Opens a new segment if no call is running."""
         if log.context.named is None:
-            self._open_segment(log, context, frame)
+            self._open_segment(log, context, frame, chunk)
         else:
             log.context = context
             self.append(log, context.index)

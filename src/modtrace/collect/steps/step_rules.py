@@ -58,8 +58,11 @@ class StepFinder:
         Args:
             in_step: the call runs inside something that belongs to the open step.
         """
+        going_on = self._slot(segment.with_grad) if segment.is_later_micro_batch else None
         if self._manual or in_step:
             step = self._join(segment, now_ns)
+        elif going_on is not None:
+            step = going_on
         elif not segment.named.parameters:
             self._optimizer_start = None
             self._end_without_roots()
