@@ -20,7 +20,13 @@ from torch.distributed.algorithms.join import Join
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleZBVZeroBubble,
+)
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -144,10 +150,11 @@ class GPT(nn.Module):
         ffn: Callable[[], nn.Module] = MLP,
         dropout: float = 0.0,
         norm: Callable[[int], nn.Module] = nn.LayerNorm,
+        layers: int = LAYERS,
     ) -> None:
         super().__init__()
         self.embed: nn.Module | None = nn.Embedding(WORDS, WIDTH)
-        self.blocks = nn.ModuleDict({str(number): Block(ffn, dropout, norm) for number in range(LAYERS)})
+        self.blocks = nn.ModuleDict({str(number): Block(ffn, dropout, norm) for number in range(layers)})
         self.norm: nn.Module | None = nn.LayerNorm(WIDTH)
         self.head: nn.Module | None = nn.Linear(WIDTH, WORDS)
 
@@ -160,9 +167,9 @@ class GPT(nn.Module):
 
     def keep_stage(self, stage: int, stages: int) -> "GPT":
         """Deletes what other stages have."""
-        each = LAYERS // stages
-        for number in range(LAYERS):
-            if number // each != stage:
+        layers = len(self.blocks)
+        for number in range(layers):
+            if number // (layers // stages) != stage:
                 del self.blocks[str(number)]
         if stage > 0:
             self.embed = None
@@ -177,14 +184,33 @@ def chain() -> nn.Sequential:
     return nn.Sequential(model.embed, *model.blocks.values(), model.norm, model.head)
 
 
-def llama() -> nn.Module:
+def llama(layers: int = 2) -> nn.Module:
     from transformers import LlamaConfig, LlamaForCausalLM  # takes seconds
 
     config = LlamaConfig(
-        vocab_size=WORDS, hidden_size=WIDTH, intermediate_size=32, num_hidden_layers=2, num_attention_heads=HEADS,
+        vocab_size=WORDS, hidden_size=WIDTH, intermediate_size=32, num_hidden_layers=layers, num_attention_heads=HEADS,
         num_key_value_heads=HEADS, max_position_embeddings=LENGTH, use_cache=False,
     )  # fmt: skip
     return LlamaForCausalLM(config)
+
+
+class LlamaStage(nn.Module):
+    """A stage of a Llama, which gets tokens or what the stage before it returns, named as in the whole model."""
+
+    def __init__(self, whole: Any, stage: int, stages: int) -> None:
+        super().__init__()
+        self.model, self.lm_head = whole.model, whole.lm_head if stage == stages - 1 else None
+        each = len(whole.model.layers) // stages
+        self.model.layers = whole.model.layers[stage * each : (stage + 1) * each]
+        if stage > 0:
+            self.model.embed_tokens = None
+        if stage < stages - 1:
+            self.model.norm = nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        name = "inputs_embeds" if self.model.embed_tokens is None else "input_ids"
+        returned = self.model(**{name: x}).last_hidden_state
+        return returned if self.lm_head is None else self.lm_head(returned)
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
@@ -194,6 +220,8 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "moe": lambda: GPT(Experts),
     "chain": chain,
     "llama": llama,
+    "deep gpt": lambda: GPT(layers=2 * LAYERS),
+    "deep llama": lambda: llama(2 * LAYERS),
 }
 
 
@@ -354,6 +382,8 @@ def _pipeline(schedule: Any, of_rank: int = 1) -> Callable[[nn.Module, int, int]
     def build(model: nn.Module, rank: int, world: int) -> Trained:
         stages = world * of_rank
         mine = [rank + world * number for number in range(of_rank)]
+        if schedule is ScheduleZBVZeroBubble:  # its stages go down the ranks, and up again
+            mine = [rank, stages - 1 - rank]
         parts = [_keep_stage(model, stage, stages) for stage in mine]
         built = [
             PipelineStage(part, stage, stages, torch.device("cpu"))
@@ -364,7 +394,7 @@ def _pipeline(schedule: Any, of_rank: int = 1) -> Callable[[nn.Module, int, int]
         def step(_: Any, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:
             losses: list[torch.Tensor] = []
             given = (tokens,) if rank == 0 else ()
-            is_last = rank == world - 1
+            is_last = stages - 1 in mine
             running.step(*given, **({"target": targets, "losses": losses} if is_last else {}))
             return torch.stack(losses).mean().detach() if losses else None
 
@@ -394,6 +424,8 @@ def _pipelines(model: GPT, rank: int, world: int) -> Trained:
 def _keep_stage(model: nn.Module, stage: int, stages: int) -> nn.Module:
     if isinstance(model, GPT):
         return copy.deepcopy(model).keep_stage(stage, stages)
+    if not isinstance(model, nn.Sequential):
+        return LlamaStage(copy.deepcopy(model), stage, stages)
     layers = [*model]
     ends = [0, *(1 + (number + 1) * LAYERS // stages for number in range(stages - 1)), len(layers)]
     first, last = [*pairwise(ends)][stage]
@@ -421,6 +453,7 @@ KINDS: dict[str, Callable[[Any, int, int], Trained]] = {
     "gpipe": _pipeline(ScheduleGPipe),
     "fsdp2 x 1f1b": _pipelines,
     "interleaved": _pipeline(ScheduleInterleaved1F1B, 2),
+    "zero bubble": _pipeline(ScheduleZBVZeroBubble, 2),
 }
 
 
@@ -466,7 +499,7 @@ def _recording(run: Run, model: nn.Module, to: str | None) -> Iterator[None]:
         Capture(roles=("parameter", "parameter_grad", "optimizer_state"), hash=True),
         Capture(roles=("input", "output", "grad_output", *(["op_output"] if has_ops else []))),
     ]
-    given = [*model] if run.kind == "interleaved" else model  # type: ignore[misc]
+    given = [*model] if isinstance(model, nn.ModuleList) else model
     with modtrace.record(given, to=to, values=captures, ops=has_ops, strict=True):
         yield
 

@@ -17,6 +17,7 @@ from modtrace.store.reader import open_last_attempts
 DDP = ("ddp", "static graph", "no_sync", "join", "fp16 hook", "powersgd", "zero")
 ANY_MODEL = (*DDP, "fsdp2", "fsdp2 bf16", "tp")
 PIPELINES = ("1f1b", "gpipe")
+LOOPED = ("interleaved", "zero bubble")  # pipelines with two stages on each rank
 
 #: Kinds that train otherwise: the step and the phase in which they first do.
 LOSSY = {"fp16 hook": (0, "optimizer"), "powersgd": (2, "optimizer")}
@@ -26,10 +27,12 @@ KINDS: dict[str, list[tuple[str, str]]] = {
     "few": [("no_sync", "gpt"), ("zero", "gpt"), ("tp + sp", "gpt"), ("moe", "moe"), ("interleaved", "gpt"),
             ("1f1b", "chain")],
     "two": [*((kind, model) for model in ("gpt", "llama") for kind in ANY_MODEL),
-            *((kind, model) for model in ("gpt", "chain") for kind in PIPELINES),
-            ("tp + sp", "gpt"), ("moe", "moe"), ("interleaved", "gpt")],
+            *((kind, model) for model in ("gpt", "chain", "llama") for kind in PIPELINES),
+            *((kind, model) for model in ("gpt", "deep llama") for kind in LOOPED),
+            ("tp + sp", "gpt"), ("moe", "moe")],
     "four": [*((kind, model) for model in ("gpt", "llama") for kind in (*ANY_MODEL, "hsdp", "fsdp2 x tp")),
-             *((kind, model) for model in ("gpt", "chain") for kind in PIPELINES),
+             *((kind, model) for model in ("gpt", "chain", "deep llama") for kind in PIPELINES),
+             *((kind, model) for model in ("deep gpt", "deep llama") for kind in LOOPED),
              ("tp + sp", "gpt"), ("moe", "moe"), ("fsdp2 x 1f1b", "gpt")],
 }  # fmt: skip
 EPS = {
@@ -138,8 +141,7 @@ def test_training_is_that_of_one_process(recorded: Any, group: str, kind: str, m
     assert len(at_first) == number_of_parameters(one)
     assert {*at_first.verdict} == {"equal"}
     assert {*at_first.metric} == {"hashes"}
-    states = {"zero", "1f1b", "interleaved"} & {kind}
-    assert not states or "optimizer_state" in {*table.role}
+    assert kind not in ("zero", *PIPELINES, *LOOPED) or "optimizer_state" in {*table.role}
     assert {*paths_of(one)} <= {*paths_of(together(runs[f"{kind} {model}"]))}
 
 
@@ -159,7 +161,7 @@ def test_ranks_of_healthy_training_are_not_accused(
     run = recorded(group)[f"{kind} {model}"]
     check = check_replicas(ranks_of(run))
     assert (check.first, check.split_output) == ((), None)
-    is_pipeline = kind in ("1f1b", "gpipe", "interleaved")
+    is_pipeline = kind in (*PIPELINES, *LOOPED)
     assert (check.compared == 0) == is_pipeline
     told = command("ranks", run.path).out
     assert told.startswith("no replicas were compared: each rank has" if is_pipeline else "the ranks agree: ")

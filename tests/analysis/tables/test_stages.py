@@ -1,6 +1,7 @@
 """The stages of a pipeline have the modules of one model, whatever each of them calls its own."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -36,6 +37,44 @@ def rank_with_stages(rank: int, stages: dict[int, Sequence[str]], *, batches: in
     return rank, build.data()
 
 
+def rank_with_leaf(
+    stage: int, kind: str, numbers: Sequence[float] | None, *, measured: Sequence[float] | None = None
+) -> Rank:
+    """A rank with one stage, in which `leaf` of this type returns the numbers whatever it is given, twice.
+
+    Without numbers it is not called; `measured` is its parameter.
+    """
+    build = RecordingBuilder(rank=stage, world_size=2, complete=True)
+    build.step(0, 0, 1_000)
+    root = build.module("", "Net")
+    layer = build.module(
+        f"layers.{stage}", "Linear", parent=build.module("layers", "ModuleList", parent=root)
+    )
+    leaf = build.module("leaf", kind, parent=root)
+    if measured is not None:
+        build.parameter(leaf, "weight", measured)
+    for batch in range(2):
+        start = 100 * batch + 10 * stage
+        call = build.call(root, start, start + 9, stage=stage, nth=batch)
+        if numbers is not None:
+            inner = build.call(leaf, start + 1, start + 2, parent=call, stage=stage, nth=batch)
+            given = build.site(leaf, "input", nth=batch)
+            build.value(given, [float(10 * stage + batch)], call=inner)
+            build.output(inner, numbers)
+            tensor = build.tensor([2], producer=build.op(inner, "aten.cos.default", start + 1, start + 2))
+            build.use(tensor, op=build.op(call, "aten.mul.Tensor", start + 3, start + 4))
+        build.output(
+            build.call(layer, start + 5, start + 6, parent=call, stage=stage, nth=batch), [stage + 7.0]
+        )
+    return stage, build.data()
+
+
+def leaves_of(*ranks: Rank) -> list[tuple[str, str]]:
+    """The paths and types of all modules but the layers of ranks with leaves."""
+    rows = RanksData(ranks).table("modules").to_pylist()
+    return sorted((row["path"], row["type"]) for row in rows if row["path"] and "layers" not in row["path"])
+
+
 def parameters_of(*ranks: Rank) -> dict[str, float]:
     """The paths of the parameters of all ranks, and their numbers."""
     data = RanksData(ranks)
@@ -59,6 +98,47 @@ def test_modules_of_stages_have_the_paths_of_one_model(
 ) -> None:
     found = parameters_of(rank_with_stages(0, {0: first}), rank_with_stages(1, {1: second}))
     assert found == dict(zip(paths, [0.0] * len(first) + [1.0] * len(second), strict=True))
+
+
+def test_copy_of_a_module_in_a_later_stage_is_that_module() -> None:
+    """As a table of rotary embeddings, which the layers of each stage need."""
+    ranks = [rank_with_leaf(stage, "Rotary", [1.0, 2.0]) for stage in range(2)]
+    assert leaves_of(*ranks) == [("leaf", "Rotary")]
+    data = RanksData(ranks)
+    paths = {row["module_id"]: row["path"] for row in data.table("modules").to_pylist()}
+    calls = {row["call_id"]: paths[row["module_id"]] for row in data.table("calls").to_pylist()}
+    assert [*calls.values()].count("leaf") == 2
+    ops = [(calls[row["call_id"]], row["name"], row["nth"]) for row in data.table("ops").to_pylist()]
+    assert ops.count(("leaf", "aten.cos.default", 0)) == 2
+    assert [row[1] for row in ops].count("aten.cos.default") == 2
+    assert [row[1] for row in ops].count("aten.mul.Tensor") == 4
+    assert {*paths.values()} == {"", "layers", "layers.0", "layers.1", "leaf"}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "leaves"),
+    [
+        # It returns something else there, or another parameter was measured.
+        (("Rotary", [1.0]), ("Rotary", [2.0]), [("leaf", "Rotary"), ("stages.1.leaf", "Rotary")]),
+        (("Norm", [1.0], [1.0]), ("Norm", [1.0], [0.5]), [("leaf", "Norm"), ("stages.1.leaf", "Norm")]),
+        # Something stands in for a module that another stage has.
+        (("Identity", [1.0]), ("Norm", [2.0], [1.0]), [("leaf", "Norm")]),
+        (("Norm", [2.0], [1.0]), ("Identity", [1.0]), [("leaf", "Norm")]),
+        (("Identity", [1.0]), ("Identity", [2.0]), [("leaf", "Identity"), ("stages.1.leaf", "Identity")]),
+        # What one of the stages does not call is left over from a copy of the whole model.
+        (("Dropout", None), ("Dropout", [2.0]), [("leaf", "Dropout")]),
+        (("Dropout", [2.0]), ("Dropout", None), [("leaf", "Dropout")]),
+        (("Norm", None, [1.0]), ("Norm", [2.0], [0.5]), [("leaf", "Norm"), ("stages.0.leaf", "Norm")]),
+    ],
+)
+def test_module_that_several_stages_have_is_one_unless_it_differs(
+    first: tuple[Any, ...], second: tuple[Any, ...], leaves: list[tuple[str, str]]
+) -> None:
+    ranks = [
+        rank_with_leaf(stage, kind, numbers, measured=measured[0] if measured else None)
+        for stage, (kind, numbers, *measured) in enumerate((first, second))
+    ]
+    assert leaves_of(*ranks) == leaves
 
 
 def test_stages_take_turns_on_two_ranks() -> None:

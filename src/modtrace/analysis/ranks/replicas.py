@@ -12,13 +12,11 @@ from ...recording.phase import BACKWARD, PHASES
 from ...recording.protocols import RecordingData
 from ...recording.role import OPTIMIZER_STATE, PARAMETER, PARAMETER_GRAD, UPDATE
 from ...recording.statistics.moments import RAW
-from ..tables.columns import Bools, Column, Rows, join_columns
+from ..tables.columns import Bools, Column, Rows, bits_of, join_columns, mix_columns
 from ..tables.rank_values import (
     RankValues,
     StepOrder,
-    bits_of,
     find_incomparable,
-    mix_columns,
     number_blocks,
     read_rank_values,
 )
@@ -152,7 +150,7 @@ def _read_replicas(number: int, rank: RankValues) -> _Replicas:
         moment=placed.moment[rows],
         hash=np.array([int.from_bytes(found, "little", signed=True) for found in hashes], np.int64),
         is_hashed=np.array([bool(found) for found in hashes], bool),
-        statistics=mix_columns(np.stack([bits_of(to_numpy(table[name], null=-1)) for name in RAW], axis=1)),
+        statistics=mix_columns(bits_of(table, RAW)),
     )
 
 

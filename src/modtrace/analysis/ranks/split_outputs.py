@@ -10,8 +10,8 @@ from ...recording.arrow.arrays import to_numpy
 from ...recording.phase import FORWARD, PHASES
 from ...recording.role import OUTPUT, PARAMETER
 from ...recording.statistics.moments import RAW
-from ..tables.columns import Column, Rows, dictionary_codes, find_rows
-from ..tables.rank_values import RankValues, bits_of, mix_columns
+from ..tables.columns import Column, Rows, bits_of, dictionary_codes, find_rows, mix_columns
+from ..tables.rank_values import RankValues
 from ..tables.tensors import read_sizes
 
 
@@ -103,8 +103,7 @@ def _search(
 
 def _identify(rank: RankValues, rows: Rows) -> Column:
     table = rank.placed.table
-    numbers = [bits_of(to_numpy(table[name], null=-1)) for name in RAW]
-    return np.stack(numbers, axis=1)[rows] if len(table) else np.zeros((len(rows), len(RAW)), np.int64)
+    return bits_of(table, RAW)[rows] if len(table) else np.zeros((len(rows), len(RAW)), np.int64)
 
 
 def _number_shapes(rank: RankValues) -> Rows:

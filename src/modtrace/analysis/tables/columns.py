@@ -26,6 +26,29 @@ def column_of(table: pa.Table, name: str) -> Column:
     return to_numpy(table[name], null=-1)
 
 
+def bits_of(table: ArrowTable, names: Sequence[str]) -> Column:
+    """Returns columns of numbers as a matrix of integers, which are equal where numbers are equal bit by bit.
+
+    All NaN are one. Null is -1.
+    """
+    bits = np.empty((table.num_rows, len(names)), np.int64)
+    for at, name in enumerate(names):
+        numbers = column_of(table, name)
+        if numbers.dtype.kind == "f":
+            numbers = np.where(np.isnan(numbers), np.nan, numbers).astype(np.float64).view(np.int64)
+        bits[:, at] = numbers
+    return bits
+
+
+def mix_columns(columns: Column) -> Rows:
+    """Returns a number for each row of a matrix of integers; equal rows have equal ones (FNV-1a, of whole numbers)."""
+    mixed = np.full(len(columns), 0xCBF29CE484222325, np.uint64)
+    for column in columns.T:
+        mixed = (mixed ^ column.astype(np.uint64)) * np.uint64(0x100000001B3)
+        mixed ^= mixed >> np.uint64(29)  # the product alone hands on no bit to lower ones
+    return mixed.view(np.int64)
+
+
 def keep_rows(table: ArrowTable, kept: Bools) -> ArrowTable:
     """Returns the rows for which `kept` is true. Adjacent rows, as those of a step, are not copied."""
     count, first = int(np.count_nonzero(kept)), int(np.argmax(kept)) if len(kept) else 0

@@ -11,7 +11,7 @@ import numpy as np
 from ...recording.arrow.arrays import from_numpy, to_numpy
 from ...recording.phase import PHASES
 from ...recording.protocols import RecordingData
-from .columns import ArrowTable, Bools, Column, Rows, count_before, dictionary_codes
+from .columns import ArrowTable, Bools, Rows, count_before, dictionary_codes, mix_columns
 from .placement import NOWHERE, Placer
 from .stages import NamedStage
 from .tensors import read_sizes
@@ -134,22 +134,6 @@ def number_blocks(table: ArrowTable) -> Rows:
     sizes = np.concatenate([read_sizes(found["global_offset"]), read_sizes(found["shape"])], axis=1)
     numbers[rows] = mix_columns(sizes) | 1
     return numbers
-
-
-def mix_columns(columns: Column) -> Rows:
-    """Returns a number for each row of a matrix of integers; equal rows have equal ones (FNV-1a, of whole numbers)."""
-    mixed = np.full(len(columns), 0xCBF29CE484222325, np.uint64)
-    for column in columns.T:
-        mixed = (mixed ^ column.astype(np.uint64)) * np.uint64(0x100000001B3)
-        mixed ^= mixed >> np.uint64(29)  # the product alone hands on no bit to lower ones
-    return mixed.view(np.int64)
-
-
-def bits_of(numbers: Column) -> Column:
-    """Returns numbers as integers that are equal where they are equal bit by bit; all NaN are one."""
-    if numbers.dtype.kind != "f":
-        return numbers.astype(np.int64)
-    return np.where(np.isnan(numbers), np.nan, numbers).astype(np.float64).view(np.int64)
 
 
 def find_incomparable(table: ArrowTable) -> Bools:

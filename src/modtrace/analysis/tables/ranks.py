@@ -16,17 +16,13 @@ from ...recording.phase import BACKWARD, PHASES
 from ...recording.protocols import RecordingData
 from ...recording.raw_tensor import RawTensor
 from ...recording.role import GRAD_INPUT, GRAD_OUTPUT, INPUT, LEAF, OP_OUTPUT, OUTPUT, PARAMETER_GRAD
-from ...recording.statistics.moments import RAW
 from ...recording.suggestions import ranges_of
-from .columns import ArrowTable, Bools, Column, Rows, dictionary_codes, find_rows
+from .columns import ArrowTable, Bools, Column, Rows, bits_of, dictionary_codes, find_rows
 from .merged_rows import ACTIVATION, GRADIENT, WEIGHT, merge_rows
-from .rank_values import RankValues, StepOrder, bits_of, find_incomparable, number_blocks, read_rank_values
+from .rank_values import RankValues, StepOrder, find_incomparable, number_blocks, read_rank_values
 from .stages import NamedStage, name_stages
 from .united import UnitedRanks, name_modules, unite_values
-from .values import PlacedValues
-
-#: Statistics that are equal bit by bit where tensors are; two tensors that differ share all of them by a rare chance.
-_IDENTITY = ("numel", *RAW, "sumabs", "sum4", "zero_count")
+from .values import IDENTITY, PlacedValues
 
 #: The roles of tensors that have other numbers for each part of a batch.
 BATCHED = (INPUT, OUTPUT, GRAD_INPUT, GRAD_OUTPUT, OP_OUTPUT, LEAF)
@@ -203,8 +199,8 @@ def _identify(values: PlacedValues, rows: Rows) -> Column:
     """
     table, is_batched = values.table, _find_batched(values)
     if not table.num_rows:
-        return np.zeros((len(rows), len(_IDENTITY) + 1), np.int64)
-    identity = np.stack([bits_of(to_numpy(table[name], null=-1)) for name in _IDENTITY], axis=1)
+        return np.zeros((len(rows), len(IDENTITY) + 1), np.int64)
+    identity = bits_of(table, IDENTITY)
     blocks = number_blocks(table)
     identity[~is_batched | (blocks != 0)] = 0
     mesh, meshes = dictionary_codes(table["mesh"])

@@ -1,7 +1,7 @@
 """Names the modules of the stages of a pipeline as those of one model."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import count
 from operator import itemgetter
@@ -15,9 +15,21 @@ from ...recording.module_path import is_below, join
 from ...recording.phase import FORWARD, PHASES
 from ...recording.protocols import RecordingData
 from ...recording.role import GRAD_INPUT, GRAD_OUTPUT, INPUT, OUTPUT
-from .columns import ArrowTable, Bools, Column, Rows, column_of, find_rows, phase_codes, take, text_codes
+from .columns import (
+    ArrowTable,
+    Bools,
+    Column,
+    Rows,
+    bits_of,
+    column_of,
+    find_rows,
+    mix_columns,
+    phase_codes,
+    take,
+    text_codes,
+)
 from .placement import NO_MODULE
-from .values import PlacedValues
+from .values import IDENTITY, PlacedValues
 from .with_tables import WithTables
 
 
@@ -25,8 +37,9 @@ class NamedStage(WithTables):
     """A stage of a pipeline on one rank, whose modules have the paths of the whole model.
 
     Parts that keep the names of the model have these paths already. Lists of modules that begin at 0 in each stage are
-    numbered on from stage to stage. Another module whose path a lower stage has, too, stands under `stages.N`. What
-    belongs to no stage, as an optimizer does, is with the first stage of its rank.
+    numbered on from stage to stage. Another module whose path a lower stage has, too, stands under `stages.N`; or it is
+    left out, if it is a copy of that one or an `Identity` in its stead. What belongs to no stage, as an optimizer does,
+    is with the first stage of its rank.
     """
 
     def __init__(
@@ -37,7 +50,9 @@ class NamedStage(WithTables):
             data, modules=lambda: modules, **{name: partial(self._keep_own, name) for name in names}
         )
         self.stage = stage
-        self._others = others  # the modules of other stages; for a later stage of a rank also what is in none
+        self._others = (
+            others  # modules of other stages, and copies; for a later stage of a rank also what is in none
+        )
         self._is_first = NO_MODULE not in others
         self._ends = ends
 
@@ -98,7 +113,7 @@ def name_stages(ranks: Sequence[tuple[int, RecordingData]]) -> list[tuple[int, R
             own[module.stage].add(module.path)
     if not own:
         return [*ranks]
-    names = _name_paths({stage: own[stage] for stage in sorted(own)})
+    names = _name_paths({stage: own[stage] for stage in sorted(own)}, _Recorded(ranks, found))
     title = min((module.stage, module.title) for modules in found for module in modules.values())[1]
     parts: list[tuple[int, int, RecordingData]] = []
     for (rank, data), modules in zip(ranks, found, strict=True):
@@ -108,6 +123,7 @@ def name_stages(ranks: Sequence[tuple[int, RecordingData]]) -> list[tuple[int, R
         stages = np.unique(stage_of[stage_of >= 0]).tolist()
         for stage in stages:
             is_other = (stage_of != stage) if stage > stages[0] else (stage_of != stage) & (stage_of >= 0)
+            is_other |= [one in modules and modules[one].key not in names for one in ids.tolist()]
             others = ids[is_other]
             if stage > stages[0]:
                 others = np.append(others, NO_MODULE)
@@ -120,6 +136,9 @@ def name_stages(ranks: Sequence[tuple[int, RecordingData]]) -> list[tuple[int, R
     return [(rank, data) for _, rank, data in sorted(parts, key=itemgetter(0, 1))]
 
 
+PathInStage = tuple[int, str]
+
+
 class StageModule(NamedTuple):
     """A module of a stage."""
 
@@ -127,6 +146,12 @@ class StageModule(NamedTuple):
     top: int  # the module_id of the module that is the stage
     path: str  # below that module
     title: str  # the name of that module
+    type: str
+
+    @property
+    def key(self) -> PathInStage:
+        """The stage and the path of the module in it, which are equal on all ranks."""
+        return self.stage, self.path
 
 
 def _read_stages(data: RecordingData) -> dict[int, StageModule]:
@@ -146,24 +171,91 @@ def _read_stages(data: RecordingData) -> dict[int, StageModule]:
             above = by_id[top]
             if row["root_id"] == above["root_id"] and is_below(row["path"], above["path"]):
                 path = row["path"][len(above["path"]) :].lstrip(".")
-                found[row["module_id"]] = StageModule(stage, top, path, above["name"] or above["type"])
+                title = above["name"] or above["type"]
+                found[row["module_id"]] = StageModule(stage, top, path, title, row["type"])
     return found
 
 
-def _name_paths(own: Mapping[int, set[str]]) -> dict[tuple[int, str], str]:
-    """Returns the path in one model of each path in a stage."""
-    children: dict[tuple[int, str], list[str]] = defaultdict(list)
+class _Recorded:
+    """What was recorded of modules that have one path in several stages; it shows which are copies."""
+
+    def __init__(
+        self, ranks: Sequence[tuple[int, RecordingData]], found: Sequence[Mapping[int, StageModule]]
+    ) -> None:
+        self._ranks = [
+            (PlacedValues(data=data, table=data.table("values")), modules)
+            for (_, data), modules in zip(ranks, found, strict=True)
+        ]
+        self._sites: dict[Hashable, int] = {}  # numbers by names
+
+    def leave_out_stand_ins(self, parts: list[PathInStage]) -> list[PathInStage]:
+        """Returns the modules that do not stand in for another one of them."""
+        types = {module.key: module.type for _, modules in self._ranks for module in modules.values()}
+        return [part for part in parts if types[part] != "Identity"] or parts
+
+    def leave_out_copies(self, parts: list[PathInStage]) -> list[PathInStage]:
+        """Returns the modules, those that are called first, without copies of the first one.
+
+        A copy holds and returns only tensors that the first one does, too, or was neither called nor measured. What it
+        is given does not matter: a table of rotary embeddings gets the activations, but for their dtype alone.
+        """
+        calls = {part: self._is_called(part) for part in parts}
+        first, *others = sorted(parts, key=lambda part: not calls[part])
+        known, _ = self._identify_tensors(first)
+        distinct = [first]
+        for part in others:
+            tensors, are_known = self._identify_tensors(part)
+            is_copy = (
+                are_known and bool(np.isin(tensors, known).all()) and (len(tensors) > 0 or not calls[part])
+            )
+            distinct.extend([] if is_copy else [part])
+        return distinct
+
+    def _is_called(self, part: PathInStage) -> bool:
+        return any(
+            bool(np.isin(_find_ids(modules, part), column_of(values.data.table("calls"), "module_id")).any())
+            for values, modules in self._ranks
+        )
+
+    def _identify_tensors(self, part: PathInStage) -> tuple[Rows, bool]:
+        """Returns numbers that are equal where two modules have equal tensors, and whether all were measured."""
+        numbers, are_measured = [np.empty(0, np.int64)], True
+        for values, modules in self._ranks:
+            is_made = np.isin(values.module, _find_ids(modules, part)) & ~values.is_of(INPUT)
+            rows = np.flatnonzero(is_made)
+            table = values.table.select(IDENTITY).take(from_numpy(rows))
+            are_measured &= table["count"].null_count == 0
+            sites, which = np.unique(values.site[rows], return_inverse=True)
+            names = values.data.table("sites").select(_NAME_OF_SITE).take(from_numpy(sites)).to_pylist()
+            site = np.array(
+                [self._sites.setdefault((*name.values(),), len(self._sites)) for name in names], np.int64
+            )
+            places = np.stack([values.step[rows], values.phase[rows], site[which.reshape(-1)]], axis=1)
+            numbers.append(mix_columns(np.concatenate([places, bits_of(table, IDENTITY)], axis=1)))
+        return np.concatenate(numbers), are_measured
+
+
+_NAME_OF_SITE = ["nth", "role", "slot", "op", "op_nth"]
+
+
+def _find_ids(modules: Mapping[int, StageModule], part: PathInStage) -> list[int]:
+    return [number for number, module in modules.items() if module.key == part]
+
+
+def _name_paths(own: Mapping[int, set[str]], recorded: _Recorded) -> dict[PathInStage, str]:
+    """Returns the path in one model of each path in a stage; copies and what stands in for a module have none."""
+    children: dict[PathInStage, list[str]] = defaultdict(list)
     for stage, paths in own.items():
         for path in sorted(paths):
             above, _, name = path.rpartition(".")
             if path:
                 children[stage, above].append(name)
-    names: dict[tuple[int, str], str] = {}
+    names: dict[PathInStage, str] = {}
     waiting = [("", [(stage, "") for stage in own])]
     while waiting:
         path, members = waiting.pop()
         names.update(dict.fromkeys(members, path))
-        having: dict[str, list[tuple[int, str]]] = defaultdict(list)
+        having: dict[str, list[PathInStage]] = defaultdict(list)
         for stage, above in members:
             for name in children[stage, above]:
                 having[name].append((stage, join(above, name)))
@@ -174,22 +266,26 @@ def _name_paths(own: Mapping[int, set[str]]) -> dict[tuple[int, str], str]:
                     waiting.append((join(path, str(next(number))), [(member[0], join(member[1], name))]))
             continue
         for name, parts in having.items():
-            is_container = all(children[part] for part in parts)
-            waiting.append((join(path, name), parts if is_container else parts[:1]))
-            for stage, below in () if is_container else parts[1:]:
+            parts = recorded.leave_out_stand_ins(parts)
+            if len(parts) == 1 or all(children[part] for part in parts):
+                waiting.append((join(path, name), parts))
+                continue
+            first, *others = recorded.leave_out_copies(parts)
+            waiting.append((join(path, name), [first]))
+            for stage, below in others:
                 waiting.append((f"stages.{stage}.{join(path, name)}", [(stage, below)]))
     return names
 
 
 def _rename(
-    table: ArrowTable, modules: Mapping[int, StageModule], names: Mapping[tuple[int, str], str], title: str
+    table: ArrowTable, modules: Mapping[int, StageModule], names: Mapping[PathInStage, str], title: str
 ) -> ArrowTable:
     rows = table.to_pylist()
     for row in rows:
         module = modules.get(row["module_id"])
-        if module is None:
+        if module is None or module.key not in names:
             continue
-        row["path"] = row["raw_path"] = names[module.stage, module.path]
+        row["path"] = row["raw_path"] = names[module.key]
         row["root_id"], row["aliases"] = module.top, []
         if row["module_id"] == module.top:
             row["parent_id"], row["name"] = None, title

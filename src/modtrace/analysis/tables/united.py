@@ -19,11 +19,12 @@ from .columns import (
     column_of,
     count_before,
     find_rows,
+    mix_columns,
     phase_codes,
     take,
     text_codes,
 )
-from .rank_values import RankValues, StepOrder, mix_columns
+from .rank_values import RankValues, StepOrder
 from .stages import NamedStage
 from .values import PlacedValues
 from .with_tables import WithTables

@@ -27,6 +27,9 @@ from .columns import (
 )
 from .placement import NO_MODULE, NOWHERE, Placer, read_modules
 
+#: Statistics that are equal bit by bit where tensors are; two tensors that differ share all of them by a rare chance.
+IDENTITY = ("numel", *RAW, "sumabs", "sum4", "zero_count")
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PlacedValues:
