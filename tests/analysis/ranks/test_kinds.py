@@ -38,7 +38,7 @@ KINDS: dict[str, list[tuple[str, str]]] = {
 EPS = {
     "few": [("1f1b", "gpt"), ("ddp", "rms")],
     "two": [*(("ddp", model) for model in ("gpt", "llama")), *((kind, "gpt") for kind in ("fsdp2", "tp", "zero")),
-            *((kind, "gpt") for kind in ("tp + sp", "1f1b", "gpipe", "interleaved"))],
+            *((kind, "gpt") for kind in ("tp + sp", *PIPELINES, *LOOPED)), ("1f1b", "llama")],
     "four": [("hsdp", "gpt"), ("fsdp2 x tp", "gpt"), ("1f1b", "gpt"), ("tp", "llama")],
 }  # fmt: skip
 PAIRS = {
@@ -48,8 +48,14 @@ PAIRS = {
         ("1f1b gpt", "tp gpt"),
         ("gpipe gpt", "zero gpt"),
         ("tp llama", "ddp llama"),
+        ("1f1b llama", "tp llama"),
     ],
-    "four": [("fsdp2 x tp gpt", "1f1b gpt"), ("hsdp gpt", "tp + sp gpt"), ("fsdp2 x tp llama", "zero llama")],
+    "four": [
+        ("fsdp2 x tp gpt", "1f1b gpt"),
+        ("hsdp gpt", "tp + sp gpt"),
+        ("fsdp2 x tp llama", "zero llama"),
+        ("interleaved deep llama", "gpipe deep llama"),
+    ],
 }
 DROPOUT = {
     "few": ["tp"],

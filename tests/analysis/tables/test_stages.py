@@ -170,6 +170,39 @@ def test_calls_of_stages_are_one_call_of_the_model() -> None:
     assert len({row["order"] for row in data.table("values").to_pylist()}) == data.table("values").num_rows
 
 
+def test_module_around_layers_of_several_stages_is_given_and_returns_what_the_model_does() -> None:
+    ranks = []
+    for stage in range(3):
+        build = RecordingBuilder(rank=stage, world_size=3, complete=True)
+        build.step(0, 0, 1_000)
+        root = build.module("", "Net")
+        body = build.module("body", "Body", parent=root)
+        layer = build.module(f"body.{stage}", "Linear", parent=body)
+        outer = build.call(root, 10 * stage, 10 * stage + 9, stage=stage, nth=0)
+        call = build.call(body, 10 * stage + 1, 10 * stage + 8, stage=stage, nth=0, parent=outer)
+        inner = build.call(layer, 10 * stage + 2, 10 * stage + 3, stage=stage, nth=0, parent=call)
+        for of, module in ((call, body), (inner, layer)):
+            build.value(build.site(module, "input", nth=0), [float(stage)], call=of)
+            build.output(of, [stage + 1.0])
+            build.gradient(of, [-stage - 1.0])
+        ranks.append((stage, build.data()))
+    data = RanksData(ranks)
+    paths = {row["module_id"]: row["path"] for row in data.table("modules").to_pylist()}
+    sites = {row["site_id"]: row for row in data.table("sites").to_pylist()}
+    found = {
+        (paths[sites[row["site_id"]]["module_id"]], sites[row["site_id"]]["role"]): row["sum"]
+        for row in data.table("values").to_pylist()
+    }
+    assert found == {
+        ("body", "input"): 0.0,
+        ("body", "output"): 3.0,
+        ("body", "grad_output"): -3.0,
+        **{(f"body.{stage}", "input"): float(stage) for stage in range(3)},
+        **{(f"body.{stage}", "output"): stage + 1.0 for stage in range(3)},
+        **{(f"body.{stage}", "grad_output"): -stage - 1.0 for stage in range(3)},
+    }
+
+
 def test_ranks_without_stages_are_left_as_they_are() -> None:
     build = RecordingBuilder()
     build.call(build.module("", "Net"), 0, 1)

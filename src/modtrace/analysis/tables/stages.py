@@ -114,6 +114,9 @@ def name_stages(ranks: Sequence[tuple[int, RecordingData]]) -> list[tuple[int, R
     if not own:
         return [*ranks]
     names = _name_paths({stage: own[stage] for stage in sorted(own)}, _Recorded(ranks, found))
+    having = defaultdict[str, list[int]](list, {"": [0]})  # stages; the rank of the first may not be read
+    for (stage, _), path in names.items():
+        having[path].append(stage)
     title = min((module.stage, module.title) for modules in found for module in modules.values())[1]
     parts: list[tuple[int, int, RecordingData]] = []
     for (rank, data), modules in zip(ranks, found, strict=True):
@@ -127,8 +130,15 @@ def name_stages(ranks: Sequence[tuple[int, RecordingData]]) -> list[tuple[int, R
             others = ids[is_other]
             if stage > stages[0]:
                 others = np.append(others, NO_MODULE)
-            top = next(module.top for module in modules.values() if module.stage == stage)
-            ends = _Ends([top] if stage > 0 else [], [top] if stage < max(own) else [])
+            of_stage = [
+                (one, names[module.key])
+                for one, module in modules.items()
+                if module.stage == stage and module.key in names
+            ]
+            ends = _Ends(
+                [one for one, path in of_stage if stage > min(having[path])],
+                [one for one, path in of_stage if stage < max(having[path])],
+            )
             own_rows = table.filter(from_numpy(~np.isin(ids, others)))
             parts.append((stage, rank, NamedStage(data, stage, own_rows, others, ends)))
         if not stages:
