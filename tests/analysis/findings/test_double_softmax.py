@@ -42,7 +42,7 @@ def _binary(logits: torch.Tensor) -> torch.Tensor:
         (
             nn.Softmax(-1),
             _cross_entropy,
-            "cross_entropy is given what a softmax in 1 made, and takes it for logits",
+            "cross_entropy is given what a softmax in Sequential/1 made, and takes it for logits",
         ),
         (
             nn.Identity(),

@@ -9,8 +9,9 @@ from ..tables.columns import column_of, dictionary_codes, find_rows, phase_codes
 from ..tables.ops import bare_name
 from ..tables.sampled_steps import SampledSteps
 from .check import check
-from .finding import CannotCheck, Finding
+from .finding import Finding
 from .names import name_steps_of
+from .needs import lacks_ops
 from .places import place_of_module
 from .read_by_ops import find_makers
 
@@ -29,7 +30,7 @@ def DOUBLE_SOFTMAX(run: SampledSteps) -> Iterator[Finding]:
     Such a loss is nearly flat: of ten classes it lies between 1.46 and 2.46, whatever the logits are.
     """
     if not run.data.table("ops").num_rows:
-        raise CannotCheck("no ops were recorded", "--ops (ops=True)")
+        raise lacks_ops(run)
     ops = run.find("ops", ["op_id", "call_id", "phase", "name"], step=run.numbers[-1:])
     codes, names = dictionary_codes(ops["name"])
     name = np.array([*map(bare_name, names), ""], object)[codes]

@@ -17,7 +17,7 @@ from .needs import lacks_backwards
 #: Fewer earlier steps are what truncated backpropagation goes through.
 _FEW = 4
 
-#: So many earlier calls are known at least of a graph that no output leads to; now and then it is more, up to twice.
+#: The smallest number of earlier calls that are known of a graph that no output leads to; at times it is twice that.
 _KNOWN = 16
 
 #: The number of last steps in most of which the number of earlier ones must have grown.
