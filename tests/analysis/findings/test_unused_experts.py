@@ -35,13 +35,13 @@ def seed() -> None:
     torch.manual_seed(0)
 
 
-def train(layer: nn.Module, bias: list[float]) -> modtrace.Recording:
+def train(layer: nn.Module, bias: list[float], **options: object) -> modtrace.Recording:
     """Trains for a few steps with a bias of the router, which does not change."""
     router = layer.router if isinstance(layer, Experts) else layer.gate
     with torch.no_grad():
         router.bias.copy_(torch.tensor(bias))
     model = nn.Sequential(nn.Embedding(128, 16), layer, nn.Linear(16, 128))
-    with modtrace.record(model) as rec:
+    with modtrace.record(model, **options) as rec:
         fit(model, next_byte(model, texts()), 7, torch.optim.SGD(model.parameters(), lr=1e-3))
     return rec
 
@@ -109,3 +109,37 @@ def test_recordings_without_outputs_cannot_be_checked() -> None:
 def test_one_of_many_experts_without_tokens_is_a_note() -> None:
     (found,) = check_run(train(Experts(16, 8), [0, 0, 0, -50, 0, 0, 0, 0]), CHECK)
     assert (found.severity, found.path) == ("note", "1.experts.3")
+
+
+class Together(nn.Module):
+    """Experts that are computed together, behind a router that returns its choice."""
+
+    def __init__(self, width: int, count: int = 4) -> None:
+        super().__init__()
+        self.gate = _Router(width, count)
+        self.weights = nn.Parameter(torch.randn(count, width, width) / width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        _, weight, chosen = self.gate(x.flatten(0, -2))
+        out = torch.einsum("tw,tkwv,tk->tv", x.flatten(0, -2), self.weights[chosen], weight)
+        return x + out.view_as(x)
+
+
+class _Router(nn.Linear):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        logits = super().forward(x)
+        return logits, *logits.softmax(-1).topk(2)
+
+
+@pytest.mark.parametrize("bias", [[0, 0, 0, 0], [50, 0, -50, 50]])
+def test_experts_in_one_module_are_counted_where_routers_outputs_are_recorded_whole(
+    bias: list[float],
+) -> None:
+    values = ["stats", modtrace.Capture(include="**.gate", roles=("output",), tensors=True)]
+    found = check_run(train(Together(16), bias, values=values), CHECK)
+    if any(bias):
+        assert (found[0].severity, found[0].path) == ("warning", "1.gate")
+        assert found[0].text == "2 of 4 experts get no tokens: 1, 2 of Sequential/1.gate"
+        assert found[0].evidence == ("expert 0 gets 50% of 2,480 tokens",)
+    else:
+        assert not found

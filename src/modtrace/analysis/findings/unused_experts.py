@@ -5,8 +5,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...recording.arrow.arrays import from_numpy, to_numpy
 from ...recording.role import OUTPUT
-from ...recording.suggestions import count_of
+from ...recording.suggestions import count_of, first_few
 from ..tables.columns import Column, find_rows, split_rows
 from ..tables.placement import read_modules
 from ..tables.sampled_steps import SampledSteps
@@ -33,10 +34,11 @@ _FIRST = ("", "[0]")
 
 
 class _Experts(NamedTuple):
-    """The members of one list, of which a router chooses some for each token."""
+    """Experts of which a router chooses some for each token: members of one list, or parts of one module."""
 
-    members: list[int]
+    members: list[int]  # the experts; of parts of one module, the router for each
     tokens: Column  # the tokens that each got in all steps
+    are_modules: bool = True
 
     @property
     def shares(self) -> Column:
@@ -48,15 +50,17 @@ class _Experts(NamedTuple):
 def UNUSED_EXPERTS(run: SampledSteps, tokens: float = 100) -> Iterator[Finding]:
     """Finds the layer with the most experts that got no tokens, or hardly any, in all steps.
 
-    Experts are the members of a list of modules of one type beside a router, which returns as many numbers as there are
-    experts, or whose tensors differ in size from each other and from step to step. Experts that a model computes all
-    together, in one module, are not seen. `tokens` is the number that each expert must have got on average: the fewer
-    there are, the more likely is it that one gets none by chance.
+    Experts are the members of a list of modules of one type beside a router, which returns as many numbers as there
+    are experts, or whose tensors differ in size from each other and from step to step. Experts that a model
+    computes all together, in one module, are seen where the router returns their numbers beside its logits, as
+    those of transformers do, and these outputs were recorded as whole tensors. `tokens` is the number that each
+    expert must have got on average: the fewer there are, the more likely is it that one gets none by chance.
     """
     values = run.values(OUTPUT)
     if not len(values.step):
         raise lacks_values(run, "outputs of modules", OUTPUT)
-    layers = [layer for layer in _find_layers(run, values) if layer.tokens.mean() >= tokens]
+    known = [*_find_layers(run, values), *_find_chosen(run, values)]
+    layers = [layer for layer in known if layer.tokens.mean() >= tokens]
     hardly = [(int(np.sum(layer.shares < _HARDLY)), layer) for layer in layers]
     dead = [(int(np.sum(layer.tokens == 0)), layer) for layer in layers if (layer.tokens == 0).any()]
     if dead:
@@ -85,6 +89,24 @@ def _find_layers(run: SampledSteps, values: PlacedValues) -> Iterator[_Experts]:
         )
         if len(members) >= _LEAST and (any(routers) or _differ(counts)):
             yield _Experts(members, counts.sum(axis=1))
+
+
+def _find_chosen(run: SampledSteps, values: PlacedValues) -> Iterator[_Experts]:
+    """Yields the experts whose numbers a router returns for each token, beside a row of as many logits."""
+    has_tensor = to_numpy(values.table["blob"].is_valid())
+    for router, rows in split_rows(np.flatnonzero(has_tensor), values.module[has_tensor]):
+        returned = values.table.select(["shape", "dtype", "blob"]).take(from_numpy(rows)).to_pylist()
+        tokens = np.zeros(max(row["shape"][-1] if row["shape"] else 0 for row in returned), np.int64)
+        for row in returned:
+            beside = [one["shape"] for one in returned if "float" in one["dtype"]]
+            count = max(
+                (shape[-1] for shape in beside if shape[:-1] == row["shape"][:-1] and shape), default=0
+            )
+            if "int" in row["dtype"] and row["shape"] and row["shape"][-1] < count:
+                chosen = run.data.tensor(row["blob"]).to_numpy()
+                tokens[:count] += np.bincount(chosen[(chosen >= 0) & (chosen < count)], minlength=count)
+        if np.count_nonzero(tokens) and len(tokens) >= _LEAST:
+            yield _Experts([router] * len(tokens), tokens, are_modules=False)
 
 
 def _count_tokens(run: SampledSteps, values: PlacedValues) -> dict[int, Column]:
@@ -124,23 +146,23 @@ def _differ(counts: Column) -> bool:
 def _describe(
     run: SampledSteps, count: int, layer: _Experts, layers: int, share: float, what: str
 ) -> Finding:
-    unused = [
-        member for member, part in zip(layer.members, layer.shares.tolist(), strict=True) if part <= share
-    ]
-    modules = read_modules(run.data)
-    place, names = (
-        place_of_module(run, unused[0]),
-        name_alike(run.data, [modules[member] for member in unused]),
-    )
+    unused = np.flatnonzero(layer.shares <= share)
+    modules, most = read_modules(run.data), int(np.argmax(layer.shares))
+    place = place_of_module(run, layer.members[unused[0]])
+    if layer.are_modules:
+        names = name_alike(run.data, [modules[layer.members[number]] for number in unused.tolist()])
+        favored = place_of_module(run, layer.members[most]).name
+    else:
+        names = f"{first_few(unused.tolist(), 4)} of {place.name}"
+        favored = f"expert {most}"
     others = f" (and so in {count_of(layers - 1, 'more layer')})" if layers > 1 else ""
     get = "gets" if count == 1 else "get"
-    most = int(np.argmax(layer.shares))
     return Finding(
         severity="warning" if count >= _MANY * len(layer.members) else "note",
         text=f"{count} of {len(layer.members)} experts {get} {what}: {names}{others}",
         remedy="add or raise a loss that balances the load, or noise in the router; look at the router's logits",
         evidence=(
-            f"{place_of_module(run, layer.members[most]).name} gets {layer.tokens[most] / layer.tokens.sum():.0%} "
+            f"{favored} gets {layer.tokens[most] / layer.tokens.sum():.0%} "
             f"of {layer.tokens.sum():,.0f} tokens",
         ),
         rests_on=name_steps_of(run),
