@@ -98,8 +98,9 @@ def _are_same(parameters: StepSeries) -> Bools:
     stats = parameters.stats
     same = np.ones(len(parameters.site_id), bool)
     for numbers in (stats.min, stats.max, stats.sum, stats.sumsq):
-        known = np.where(parameters.is_measured, numbers, np.nan)
-        same &= np.nanmin(known, axis=1) == np.nanmax(known, axis=1)
+        is_known = parameters.is_measured & ~np.isnan(numbers)
+        least, largest = (np.where(is_known, numbers, end) for end in (np.inf, -np.inf))
+        same &= least.min(axis=1) == largest.max(axis=1)
     return same
 
 

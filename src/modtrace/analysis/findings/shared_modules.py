@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from ..tables.placement import read_modules
+from ..tables.placement import name_in_text, read_modules
 from ..tables.sampled_steps import SampledSteps
 from .check import check
 from .finding import Finding
@@ -23,9 +23,10 @@ def SHARED_MODULES(run: SampledSteps) -> Iterator[Finding]:
         return
     module, paths = max(found, key=lambda one: len(one[1]))
     place = place_of_module(run, module.module_id)
+    names = name_paths([name_in_text(run.data, place.root or "", path) for path in paths])
     yield Finding(
         severity="note",
-        text=f"{name_paths(paths)} are one module, with the same parameters at {len(paths)} places",
+        text=f"{names} are one module, with the same parameters at {len(paths)} places",
         remedy="make one for each place, if they were to have parameters of their own: [layer() for _ in range(4)], "
         "or copy.deepcopy",
         root=place.root,
