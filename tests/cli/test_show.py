@@ -4,7 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
+import modtrace
 from builders import RecordingBuilder, TypedRecording
 from helpers.command_line import Command
 from modtrace.store.copy import write_recording
@@ -130,3 +133,25 @@ def test_step_that_does_not_exist_is_misuse_and_names_those_there_are(
         "modtrace: error: Invalid value for --step: no step 7 in this recording; there are: 0..1."
         " Try 'modtrace show --help'.\n"
     )
+
+
+def test_models_that_other_steps_call_are_named_with_a_step_that_shows_them(
+    command: Command, recordings: Recordings
+) -> None:
+    encoder, probe = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Linear(4, 2)
+    with modtrace.record(strict=True) as rec:
+        for model, steps in ((encoder, 5), (probe, 8)):
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for _ in range(steps):
+                optimizer.zero_grad()
+                model(torch.randn(2, 4)).sum().backward()
+                optimizer.step()
+    recordings["run.modtrace"] = rec.data
+    assert (
+        "other steps call Sequential: modtrace show run.modtrace --step 4"
+        in command("show", "run.modtrace").out
+    )
+    alone = command("show", "run.modtrace", "--step", "4").out
+    assert "other steps call" not in alone
+    assert "ReLU" in alone
+    assert str(rec.module_tree()).count("other steps call Sequential: module_tree(step=4)") == 1

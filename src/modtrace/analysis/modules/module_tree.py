@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -14,7 +14,7 @@ from ...recording.statistics.moments import nonfinite_steps
 from ..compile.compilations import Compilations, read_compilations
 from ..tables.calls import read_calls
 from ..tables.chosen_step import ChosenSteps, ShownStep
-from ..tables.columns import Column, Rows, phase_codes
+from ..tables.columns import ArrowTable, Column, Rows, column_of, phase_codes
 from ..tables.cycles import CycleSummary, find_own_times, summarize_cycles
 from ..tables.device_times import has_device_times, on_device, steps_on_device
 from ..tables.placement import (
@@ -87,6 +87,8 @@ class ModuleTree(ByPhase[PhaseTimes]):
     optimizer: PhaseTimes  # its own time is without what a closure runs
     outside_ns: int | None  # the part of the step in which no call ran; None: not known
     outside_share: float | None = None
+    #: Models with parameters that these steps do not call, each with the newest step that does.
+    elsewhere: Mapping[str, int] = field(default_factory=dict)
     outliers: tuple[Outlier, ...] = ()  # steps that took at least twice the median
     backward_recorded: bool  # whether the recording has backward calls, or was to have them
     ops_recorded: bool = False  # whether ops were to be recorded, which slows the calls
@@ -139,6 +141,7 @@ def build_module_tree(data: RecordingData, *, step: int | None = None, steps: An
         **of_phases,
         outside_ns=find_median(outside_ns),
         outside_share=find_median_share(outside_ns, on_clock.duration_ns),
+        elsewhere={} if step is not None else _find_elsewhere(table, placer, roots),
         outliers=_find_outliers(roots, of_phases[OPTIMIZER], outside_ns, on_clock),
         backward_recorded=bool(options.get("backward_times") or options.get("ops"))
         or PHASES.index(BACKWARD) in phase_codes(table["phase"]),
@@ -150,6 +153,22 @@ def build_module_tree(data: RecordingData, *, step: int | None = None, steps: An
         compilations=read_compilations(data, placer.modules),
         cycles=summarize_cycles(run),
     )
+
+
+def _find_elsewhere(calls: ArrowTable, placer: Placer, shown: Sequence[ModuleNode]) -> dict[str, int]:
+    """Returns the names of the models that other steps called, each with the newest step that did."""
+    module, step = column_of(calls, "module_id"), column_of(calls, "step")
+    number = np.unique(module)
+    newest = np.full(len(number), -1, np.int64)
+    np.maximum.at(newest, np.searchsorted(number, module), step)
+    names, known = name_roots(placer.places), {node.root for node in shown}
+    found: dict[str, int] = {}
+    for module_id, last in zip(number.tolist(), newest.tolist(), strict=True):
+        called = placer.modules.get(module_id)
+        root = None if called is None else placer.modules.get(called.root_id)
+        if root is not None and root.parameters and (name := names.get(root.root_id, "")) not in known:
+            found[name] = max(found.get(name, -1), last)
+    return found
 
 
 def _with_own_times(times: PhaseTimes, own_ns: Column | None) -> PhaseTimes:

@@ -2,6 +2,7 @@
 
 import math
 import shlex
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
@@ -15,7 +16,7 @@ from ...analysis.tables.chosen_step import ShownStep
 from ...analysis.tables.cycles import REST, CycleSummary
 from ...analysis.tables.times import PhaseTimes, find_quartile_ranges
 from ...recording.phase import FORWARD
-from ...recording.suggestions import count_of
+from ...recording.suggestions import count_of, first_few
 from ..common.columns import (
     Color,
     Column,
@@ -35,6 +36,9 @@ from .value_columns import DISPENSABLE_VALUES, VALUES_LEGEND, describe_nonfinite
 
 SortKey = Literal["order", "forward", "backward", "recompute", "self", "total", "parameters", "calls", "name"]
 SORT_KEYS: tuple[SortKey, ...] = get_args(SortKey)
+
+#: The largest number of models of other steps that are named.
+_MOST_MODELS = 4
 
 #: The largest number of findings above the tree.
 _MOST_FINDINGS = 3
@@ -129,6 +133,7 @@ def _headline(tree: ModuleTree, run: str | None) -> list[Text]:
         *describe_head(
             tree.command, tree.step, tree.marks, missing=missing, cycle=cycle, outliers=tree.outliers
         ),
+        *_describe_elsewhere(tree, run),
         *_describe_nonfinite_steps(tree, run),
         *describe_notes(tree.notes),
     ]
@@ -146,6 +151,22 @@ def _describe_cycles(cycles: CycleSummary) -> str:
         if len(line) <= _LINE or len(texts) < 2:
             return line
         texts.pop()
+
+
+def _describe_elsewhere(tree: ModuleTree, run: str | None) -> Iterator[Text]:
+    """Yields a line on models that other steps call, with a step that shows most of them."""
+    if not tree.elsewhere:
+        return
+    step = Counter(tree.elsewhere.values()).most_common(1)[0][0]
+    how = (
+        f"module_tree(step={step})"
+        if run is None
+        else shlex.join(["modtrace", "show", run, "--step", str(step)])
+    )
+    names = [name for name, newest in tree.elsewhere.items() if newest == step]
+    others = len(tree.elsewhere) - len(names)
+    more = f" (and {others} in others)" if others else ""
+    yield Text(f"other steps call {first_few(names, _MOST_MODELS)}{more}: {how}", "yellow")
 
 
 def _describe_nonfinite_steps(tree: ModuleTree, run: str | None) -> Iterator[Text]:
