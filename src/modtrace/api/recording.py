@@ -252,7 +252,7 @@ class Recording(answers.Displayed):
             only: names of the checks to run; all by default.
             ignore: names of checks not to run.
             also: checks of yours, which `modtrace.check` makes of functions.
-            thresholds: other limits, by check and name: `{"loss-spike.times": 5}`.
+            thresholds: other limits, by check and name: `{"loss-spike.factor": 8}`.
 
         Raises:
             ValueError: there is no such check or threshold.

@@ -21,7 +21,7 @@ EXIT_FOUND, EXIT_NOT_CHECKED = 1, 2
     "thresholds",
     multiple=True,
     metavar="CHECK.NAME=NUMBER",
-    help="Another limit for a check, see docs/check.md.",
+    help="Another limit for a check; docs/check.md lists them.",
 )
 @click.option("--top", type=click.IntRange(min=1), help="At most so many findings. Default: all.")
 @click.option("--json", "as_json", is_flag=True, help="The whole answer as JSON.")

@@ -255,4 +255,6 @@ def _find_option(text: str) -> str | None:
     if argument is None or context is None:
         return None
     option = f"--{argument[1].replace('_', '-')}"
-    return option if any(option in parameter.opts for parameter in context.command.params) else None
+    named = [parameter for parameter in context.command.params if parameter.name == argument[1]]
+    known = [known for parameter in (*named, *context.command.params) for known in parameter.opts]
+    return option if option in known else named[0].opts[0] if named and known[0].startswith("--") else None

@@ -1,11 +1,15 @@
 """Checks of users read rows, are found by name, and take no other check along when they fail."""
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 import modtrace
+from helpers.command_line import Command
 from helpers.health_models import FAMILIES, Stack, train
+from modtrace.analysis.findings.all_checks import CHECKS
 
 
 @pytest.fixture(scope="module")
@@ -41,3 +45,36 @@ def test_check_that_raises_is_not_checked_and_the_others_run(recording: modtrace
     assert not one.remedy
     assert not found.findings and found.checked == recording.findings().checked
     assert "not checked: broken: it raised ValueError: " in str(found)
+
+
+PAGE = Path(__file__).parents[3] / "docs" / "check.md"
+
+
+def test_page_lists_all_checks_and_all_thresholds_with_their_defaults() -> None:
+    text = PAGE.read_text()
+    listed = dict(re.findall(r"^\| `([\w-]+\.\w+)` \| ([\d.e+-]+) \|", text, re.MULTILINE))
+    known = {f"{one.name}.{name}": value for one in CHECKS for name, value in one.thresholds.items()}
+    assert {name: float(value) for name, value in listed.items()} == pytest.approx(known, rel=1e-3)
+    assert {one.name for one in CHECKS} <= {*re.findall(r"^\| `([\w-]+)` \|", text, re.MULTILINE)}
+    for name in re.findall(r"`--threshold ([a-z][\w.-]+)=", text + (PAGE.parent / "messages.md").read_text()):
+        assert name in known
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--threshold", "loss-spike.x=1"], "--threshold*There are: loss-spike.factor, loss-spike.rise"),
+        (["--threshold", "x.y=1"], "--threshold*docs/check.md lists all."),
+        (["--threshold", "loss-spike.factor"], "--threshold*give CHECK.NAME=NUMBER"),
+        (["--only", "loss-spik"], "--only*Did you mean 'loss-spike'?"),
+        (["--ignore", "nosuch"], "--ignore*There are: failed, out-of-memory, "),
+    ],
+)
+def test_wrong_names_are_refused_with_those_that_are_near(
+    recording: modtrace.Recording, tmp_path: Path, arguments: list[str], said: str, command: Command
+) -> None:
+    recording.write(tmp_path / "run")
+    done = command("check", str(tmp_path / "run"), *arguments, code=2)
+    option, text = said.split("*")
+    assert f"Invalid value for {option}: " in done.err
+    assert text in done.err

@@ -68,7 +68,7 @@ def run_checks(
         only: names of the checks to run; all by default.
         ignore: names of checks not to run.
         other_names: names of checks that are run elsewhere.
-        thresholds: thresholds by `check.threshold`: `{"loss-spike.times": 5}`.
+        thresholds: thresholds by `check.threshold`: `{"loss-spike.factor": 8}`.
 
     Raises:
         ValueError: there is no such check or threshold.
@@ -78,7 +78,7 @@ def run_checks(
     for argument, names in (("only", only), ("ignore", ignore)):
         for name in names:
             if name not in there:
-                hint = f"{did_you_mean(name, there)} There are: {', '.join(there)}"
+                hint = did_you_mean(name, there) or f" There are: {', '.join(there)}"
                 raise ValueError(f"{argument}={name!r}: no check of this name.{hint}")
     chosen = [one for one in checks if (not only or one.name in only) and one.name not in ignore]
     run = sample_steps(data)
@@ -114,8 +114,10 @@ def _split_thresholds(
     given: dict[str, dict[str, Any]] = {}
     for name, value in thresholds.items():
         if name not in known:
-            hint = f"{did_you_mean(name, known)} There are: {', '.join(known)}"
-            raise ValueError(f"thresholds={{{name!r}: ...}}: no threshold of this name.{hint}")
+            its = [one for one in known if one.startswith(f"{name.partition('.')[0]}.")]
+            hint = f" There are: {', '.join(its)}" if its else did_you_mean(name, known)
+            every = "" if hint else " docs/check.md lists all."
+            raise ValueError(f"thresholds={{{name!r}: ...}}: no threshold of this name.{hint}{every}")
         of_check, threshold = known[name]
         given.setdefault(of_check, {})[threshold] = value
     return given
