@@ -294,14 +294,14 @@ def test_nan_in_any_step_is_said_in_front_with_what_tells_more(
 @pytest.mark.parametrize(
     ("parts_ms", "line"),
     [
-        ({"data": 41, "forward": 8, "backward": 15}, "of 64.0ms (48 steps): data 64%, backward 23%, forward 12%"),
-        ({"forward": 999, "rest": 1}, "of 1.00s (48 steps): forward 100%"),
+        ({"data": 41, "forward": 8, "backward": 15}, "a step every 64.0ms: data 64%, backward 23%, forward 12%"),
+        ({"forward": 999, "rest": 1}, "a step every 1.00s: forward 100%"),
         (
             {
                 "data": 10, "copy": 5, "forward": 20, "backward": 25, "recompute": 15, "optimizer": 6,
                 "collectives": 9, "between steps": 4, "rest": 6,
             },
-            "of 100ms (48 steps): backward 25%, forward 20%, recompute 15%, rest 40%",
+            "a step every 100ms: backward 25%, forward 20%, recompute 15%, others 40%",
         ),
     ],
 )  # fmt: skip

@@ -99,7 +99,7 @@ class ModuleTree(ByPhase[PhaseTimes]):
     notes: tuple[Note, ...] = ()  # why steps were written or not
     nonfinite_steps: tuple[int, ...] = ()  # the steps of the recording with NaN or infinite values
     compilations: Compilations | None = None  # what torch.compile did in all steps; None for nothing
-    #: Where training steps spend the time from one start to the next; None if it is not known.
+    #: Where training steps spend the time from one start to the next; None if it is not known, or of a single step.
     cycles: CycleSummary | None = None
 
 
@@ -151,7 +151,7 @@ def build_module_tree(data: RecordingData, *, step: int | None = None, steps: An
         lacks_device_times=bool(options.get("device_times")) and not is_of_device,
         nonfinite_steps=tuple(nonfinite_steps(data.table("values"), data.table("sites"))),
         compilations=read_compilations(data, placer.modules),
-        cycles=summarize_cycles(run),
+        cycles=summarize_cycles(run) if step is None else None,
     )
 
 

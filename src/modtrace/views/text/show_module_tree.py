@@ -13,10 +13,10 @@ from ...analysis.modules.module_tree import MODULE_PHASES, ModuleNode, ModuleTre
 from ...analysis.modules.type_table import TypeTimes, build_type_table
 from ...analysis.modules.value_summary import SlotValues
 from ...analysis.tables.chosen_step import ShownStep
-from ...analysis.tables.cycles import REST, CycleSummary
+from ...analysis.tables.cycles import CycleSummary
 from ...analysis.tables.times import PhaseTimes, find_quartile_ranges
 from ...recording.phase import FORWARD
-from ...recording.suggestions import count_of, first_few
+from ...recording.suggestions import first_few
 from ..common.columns import (
     Color,
     Column,
@@ -140,14 +140,14 @@ def _headline(tree: ModuleTree, run: str | None) -> list[Text]:
 
 
 def _describe_cycles(cycles: CycleSummary) -> str:
-    """Returns where a training step goes, up to the start of the next one: most first, what does not fit as `rest`."""
-    head = f"of {format_time(cycles.cycle_ns)} ({count_of(cycles.cycles, 'step')}): "
+    """Returns where the time between two starts of training steps goes, most first; what does not fit is `others`."""
+    head = f"a step every {format_time(cycles.cycle_ns)}: "
     parts = sorted(cycles.parts_ns, key=cycles.share, reverse=True)
-    named = [part for part in parts if part != REST and cycles.share(part) >= _LEAST_SHARE]
+    named = [part for part in parts if cycles.share(part) >= _LEAST_SHARE]
     texts = [f"{part} {100 * cycles.share(part):.0f}%" for part in named]
     while True:
         left = 1 - sum(map(cycles.share, named[: len(texts)]))
-        line = head + ", ".join([*texts, *([f"{REST} {100 * left:.0f}%"] if left >= _LEAST_SHARE else [])])
+        line = head + ", ".join([*texts, *([f"others {100 * left:.0f}%"] if left >= _LEAST_SHARE else [])])
         if len(line) <= _LINE or len(texts) < 2:
             return line
         texts.pop()
