@@ -249,3 +249,23 @@ def test_modules_in_a_plain_list_are_found_to_be_in_no_optimizer(family: str) ->
         f"({type(blocks[0]).__name__}#0), ({type(blocks[0]).__name__}#1), ({type(blocks[0]).__name__}#2)"
     )
     assert (found.check, found.severity) == ("not-in-optimizer", "warning")
+
+
+@pytest.mark.parametrize("is_frozen", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_model_that_an_earlier_optimizer_has_trained_is_accused_only_while_gradients_reach_it(
+    family: str, is_frozen: bool
+) -> None:
+    model, probe = Stack(FAMILIES[family]), nn.Linear(30, 2)
+    tokens = torch.randint(0, 30, (2, 6))
+    with modtrace.record(strict=True) as rec:
+        for trained in (model, probe):
+            optimizer = torch.optim.AdamW(trained.parameters())  # takes the place of the one before
+            for _ in range(5):
+                optimizer.zero_grad()
+                with torch.set_grad_enabled(trained is model or not is_frozen):
+                    features = model(tokens)
+                probe(features).square().mean().backward()
+                optimizer.step()
+    found = rec.findings(only=["not-in-optimizer"]).findings
+    assert bool([one for one in found if "get gradients" in one.text]) is not is_frozen

@@ -3,8 +3,12 @@
 import re
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
+from ...recording.role import GRAD_OUTPUT
 from ...recording.suggestions import count_of, first_few
 from ..tables.parameter_facts import Parameter, read_parameters
+from ..tables.placement import read_modules
 from ..tables.sampled_steps import SampledSteps
 from .check import check
 from .finding import CannotCheck, Finding
@@ -22,6 +26,11 @@ def NOT_IN_OPTIMIZER(run: SampledSteps) -> Iterator[Finding]:
     if not any(parameter.optimizer for parameter in known):
         raise CannotCheck("no optimizer was seen to step")
     left_out = [parameter for parameter in known if parameter.requires_grad and parameter.has_gradient]
+    if any(parameter.was_updated for parameter in left_out):
+        # What an earlier phase of the training has left: its optimizer is gone, and its gradients are still there.
+        modules, seen = read_modules(run.data), np.unique(run.values(GRAD_OUTPUT).module).tolist()
+        reached = {modules[one].module_id for one in seen if one in modules}
+        left_out = [one for one in left_out if not one.was_updated or one.module.module_id in reached]
     unregistered = {
         parameter.site_id: found[0]
         for parameter in left_out

@@ -24,6 +24,7 @@ class Parameter(NamedTuple):
     optimizer: str | None  # None: none that has stepped
     group: int | None
     has_gradient: bool | None  # None if an optimizer updates it: its gradient is measured
+    was_updated: bool  # whether any row names an optimizer
 
     @property
     def numel(self) -> int:
@@ -35,7 +36,9 @@ def read_parameters(data: RecordingData) -> list[Parameter]:
     """Returns the parameters of all models that trained, in the order in which they were first seen."""
     parameters = data.table("parameters")
     modules, sites = read_modules(data), read_sites(data, column_of(parameters, "site_id"))
-    rows = {row["site_id"]: row for row in parameters.to_pylist()}  # the last row counts
+    seen = parameters.to_pylist()
+    rows = {row["site_id"]: row for row in seen}  # the last row counts
+    updated = {row["site_id"] for row in seen if row["optimizer"] is not None}
     found = []
     for site_id, row in rows.items():
         site = sites.get(site_id)
@@ -47,6 +50,7 @@ def read_parameters(data: RecordingData) -> list[Parameter]:
                 row["optimizer"],
                 row["param_group"],
                 row["has_gradient"],
+                site_id in updated,
             )
             root = modules.get(module.root_id, module)
             name = name_in_text(data, root.name or root.type, join(module.path, site.slot))
