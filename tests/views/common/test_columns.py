@@ -47,6 +47,17 @@ def test_columns_are_left_out_in_turn_until_the_others_fit() -> None:
     assert fit_columns(columns, None, ["c"]).left_out == ()
 
 
+def test_what_was_left_out_for_a_wide_column_comes_back_where_that_had_to_go_too() -> None:
+    columns = [
+        Column(title, [Text("1" * width)])
+        for title, width in (("name", 10), ("a", 4), ("wide", 20), ("b", 4))
+    ]
+    fitted = fit_columns(columns, 22, ["a", "b", "wide"])
+    assert ([column.title for column in fitted.shown], fitted.left_out) == (["name", "a", "b"], ("wide",))
+    fitted = fit_columns(columns, 16, ["a", "b", "wide"])
+    assert ([column.title for column in fitted.shown], fitted.left_out) == (["name", "b"], ("a", "wide"))
+
+
 def test_a_long_name_widens_no_table() -> None:
     columns = [
         Column("module", [Text("a" * 2000 + "." + "b" * 2999), Text("head")], right=False),

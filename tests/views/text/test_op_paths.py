@@ -67,7 +67,7 @@ def test_json_has_the_rows_and_the_modules() -> None:
 
 def test_narrow_terminal_tells_the_phases_by_lines_between_the_ops() -> None:
     backward = OpPath("aten.relu.default", 0, "relu", "relu", 0, "Net", "ReLU", "backward")
-    text = render_op_paths(replace(PATHS, rows=(ROWS[1], backward, ROWS[5])), width=45)
+    text = render_op_paths(replace(PATHS, rows=(ROWS[1], backward, ROWS[5])), width=44)
     assert text.split("\n\n")[1] == (
         "op                   module\n"
         "forward:\n"
@@ -76,6 +76,6 @@ def test_narrow_terminal_tells_the_phases_by_lines_between_the_ops() -> None:
         "aten.relu.default    relu\n"
         "outside of modules:\n"
         "aten.mean.default    (outside of modules)\n"
-        "left out at a width of 45: type (a width of\n"
+        "left out at a width of 44: type (a width of\n"
         "  55 shows all, and so does | less -S)\n"
     )

@@ -431,7 +431,7 @@ def test_columns_are_left_out_where_the_width_does_not_suffice() -> None:
     assert titles(None) == everything
     assert titles(130) == everything
     assert titles(100) == ["module", "type", "calls", "forward", "%", "backward", "%", "params"]
-    assert titles(70) == ["module", "calls", "forward", "backward"]
+    assert titles(70) == ["module", "calls", "forward", "backward", "params"]
     assert titles(10) == ["module", "forward"]
 
 

@@ -198,18 +198,23 @@ class FittedColumns:
 def fit_columns(columns: Sequence[Column], width: int | None, dispensable: Iterable[str]) -> FittedColumns:
     """Returns the columns in `width`: the next of the `dispensable` titles is left out while the others do not fit.
 
+    What was left out for a wide one that had to go too comes back, the last first, if there is room beside whole names.
     A column of names has half of the width before others are left out for it. What is longer is cut to what they leave.
     """
     columns = [column.cut(_LONGEST_NAME) for column in columns]
     needed = _width_of_all(columns)
-    left_out: set[str] = set()
+    left_out: dict[str, None] = {}
     shown = columns
     if width is not None:
         claimed = [column.cut(max(width // 2, _SHORTEST_NAME)) for column in columns]
         for title in dispensable:
             if _width_of_all(column for column in claimed if column.title not in left_out) <= width:
                 break
-            left_out.add(title)
+            left_out[title] = None
+        for title in [*left_out][::-1]:
+            others = [column for column in columns if column.title == title or column.title not in left_out]
+            if _width_of_all(others) <= width:
+                del left_out[title]
         shown = _cut_to(width, [column for column in columns if column.title not in left_out])
     in_order = dict.fromkeys(column.title for column in columns if column.title in left_out)
     return FittedColumns(shown, tuple(in_order), needed)

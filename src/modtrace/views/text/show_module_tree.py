@@ -336,11 +336,21 @@ def _describe_absences(step: ShownStep | None, nodes: Sequence[ModuleNode]) -> I
     count = len(step.sample.steps) if step is not None and step.sample is not None else 0
     of_parents: dict[int, Sequence[str]] = {}
     for node in nodes:
-        texts = [text for phase in MODULE_PHASES for text in _differences(node, phase, count)]
+        texts = list(_list_differences(node, count))
         of_parents.update(dict.fromkeys(map(id, node.children), texts))
         new = [text for text in texts if text not in of_parents.get(id(node), ())]
         if new:
             yield id(node), "; ".join(new)
+
+
+def _list_differences(node: ModuleNode, count: int) -> Iterator[str]:
+    """Yields the notes of all phases; what runs again in a recompute, or backward, misses the same steps."""
+    known: set[str] = set()
+    for phase in MODULE_PHASES:
+        for text in _differences(node, phase, count):
+            if (plain := text.removeprefix(f"{phase} ")) not in known:
+                yield text
+            known.add(plain)
 
 
 def _differences(node: ModuleNode, phase: str, count: int) -> Iterator[str]:
@@ -349,8 +359,8 @@ def _differences(node: ModuleNode, phase: str, count: int) -> Iterator[str]:
     if over is None:
         return
     if over.steps < count:
-        at_least = "each in at least " if node.count > 1 else "in "
-        yield f"{named}{at_least}{over.steps} of {count} steps"
+        steps = f"each in {over.steps}+" if node.count > 1 else f"in {over.steps}"
+        yield f"{named}{steps} of {count} steps"
     if over.calls.least < over.calls.most and node.count == 1:
         yield f"{named}{over.calls.least} to {over.calls.most} calls"
 
