@@ -5,16 +5,15 @@ from collections.abc import Iterator
 import numpy as np
 
 from ...recording.role import GRAD_OUTPUT, OUTPUT
-from ...recording.suggestions import count_of, first_few
+from ...recording.suggestions import count_of
 from ..tables.sampled_steps import SampledSteps
 from ..tables.step_series import arrange_series, largest_of_units
 from ..tables.values import PlacedValues
 from .check import check
 from .finding import Finding
+from .names import list_others
 from .needs import lacks_values, require_steps
 from .places import place_of_site
-
-_SHOWN = 4
 
 _REMEDY = "dead units: lower the learning rate, use a leaky activation, or look at what the module is given"
 
@@ -49,7 +48,7 @@ def DEAD_UNITS(run: SampledSteps, steps: int = 5, share: float = 0.5) -> Iterato
             severity="warning",
             text=f"{what} nothing but zeros in all {count_of(count, 'step')}{which}",
             remedy=_REMEDY,
-            evidence=(first_few(names, _SHOWN),) if len(dead) > 1 else (),
+            evidence=list_others(names),
             rests_on=f"{count_of(count, 'training step')} up to {series.steps[-1]}",
             step=int(series.steps[0]),
             **first.fields(),

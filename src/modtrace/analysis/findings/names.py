@@ -55,6 +55,11 @@ def _fold_numbers(names: Sequence[str]) -> Sequence[str]:
     return names
 
 
+def list_others(names: Sequence[str], most: int = 4) -> tuple[str, ...]:
+    """Returns the names behind the first one, which the sentence of the finding has, as a line of evidence."""
+    return (f"the others: {first_few(names[1:], most)}",) if len(names) > 1 else ()
+
+
 def name_steps_of(run: SampledSteps, steps: Column | None = None) -> str:
     """Returns how many training steps were looked at, the chosen ones or others: `48 training steps, 2 to 49`."""
     steps = run.numbers if steps is None else steps

@@ -5,17 +5,16 @@ from collections.abc import Iterator
 import numpy as np
 
 from ...recording.role import PARAMETER, PARAMETER_GRAD
-from ...recording.suggestions import count_of, first_few
+from ...recording.suggestions import count_of
 from ..tables.columns import Bools, Rows, find_rows
 from ..tables.parameter_facts import read_parameters
 from ..tables.sampled_steps import SampledSteps
 from ..tables.step_series import StepSeries, arrange_series
 from .check import check
 from .finding import Finding
+from .names import list_others
 from .needs import lacks_values, require_steps
 from .places import place_of_site
-
-_SHOWN = 4
 
 #: Formats in which updates round to nothing, and the part of a weight below which an update surely does.
 _PRECISION = {"bfloat16": "1/512", "float16": "1/4096"}
@@ -66,7 +65,7 @@ def ROUNDED_UPDATES(run: SampledSteps, steps: int = 5) -> Iterator[Finding]:
         severity="error" if does_learn.all() and share >= 0.5 else "warning",
         text=f"{what} not change in {count_of(count, 'step')}, with gradients that are not 0{which}",
         remedy="keep weights in float32 and compute under torch.autocast, or round stochastically",
-        evidence=(*([first_few(names, _SHOWN)] if len(names) > 1 else []), why),
+        evidence=(*list_others(names), why),
         rests_on=f"{count_of(count, 'training step')} up to {parameters.steps[-1]}",
         step=int(parameters.steps[0]),
         **first.fields(),
@@ -81,12 +80,12 @@ def _find_unchanged(
         return
     names = [place_of_site(run, int(site)).name for site in parameters.site_id[stuck].tolist()]
     count = int(measured[stuck].max())
-    what = f"{names[0]} does" if len(stuck) == 1 else f"{len(stuck)} parameters do"
+    what = f"{names[0]} does" if len(stuck) == 1 else f"{len(stuck)} parameters ({names[0]}, …) do"
     yield Finding(
         severity="warning",
         text=f"{what} not change in {count_of(count, 'step')}, though the optimizer steps and gradients are not 0",
         remedy="look at the learning rate of their group (0?), and whether the optimizer runs compiled",
-        evidence=(first_few(names, _SHOWN),),
+        evidence=list_others(names),
         rests_on=f"{count_of(count, 'training step')} up to {parameters.steps[-1]}",
         step=int(parameters.steps[0]),
         **place_of_site(run, int(parameters.site_id[stuck[0]])).fields(),

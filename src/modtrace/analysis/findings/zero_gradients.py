@@ -5,15 +5,14 @@ from collections.abc import Iterator
 import numpy as np
 
 from ...recording.role import GRAD_OUTPUT, PARAMETER_GRAD
-from ...recording.suggestions import count_of, first_few
+from ...recording.suggestions import count_of
 from ..tables.sampled_steps import MOST_STEPS, SampledSteps
 from ..tables.step_series import arrange_series
 from .check import check
 from .finding import Finding
+from .names import list_others
 from .needs import lacks_values, require_steps
 from .places import place_of_site
-
-_SHOWN = 4
 
 
 @check("zero-gradients", about="parameters whose gradient is exactly 0 in every step", needs="values")
@@ -39,12 +38,11 @@ def ZERO_GRADIENTS(run: SampledSteps, steps: int = 5) -> Iterator[Finding]:
     owners = {run.sites[site].module_id for site in np.delete(series.site_id, zero).tolist()}
     is_beside = all(run.sites[site].module_id in owners for site in series.site_id[zero].tolist())
     if is_all and len(zero) > 1:
-        text = f"all {len(zero)} gradients of parameters are exactly 0 in all {count_of(count, 'step')}"
+        text = f"all {len(zero)} gradients of parameters are exactly 0 in all {count_of(count, 'step')}: {names[0]}, …"
     elif len(zero) == 1:
         text = f"the gradient of {first.name} is exactly 0 in all {count_of(count, 'step')}"
     else:
         text = f"{len(zero)} parameters have a gradient of exactly 0 in all {count_of(count, 'step')}: {names[0]}, …"
-    evidence = [first_few(names, _SHOWN)] if len(zero) > 1 else []
     yield Finding(
         severity="error" if is_all else "note" if is_beside else "warning",
         text=text,
@@ -52,7 +50,7 @@ def ZERO_GRADIENTS(run: SampledSteps, steps: int = 5) -> Iterator[Finding]:
             "see what the loss computes of their outputs: a factor of 0, units that are dead or saturated, an input "
             "that does not matter; freeze them if it is meant"
         ),
-        evidence=(*evidence, *_find_where(run, newest)),
+        evidence=(*list_others(names), *_find_where(run, newest)),
         rests_on=f"{count_of(count, 'step')} up to {series.steps[-1]}",
         step=int(series.steps[0]),
         **first.fields(),
