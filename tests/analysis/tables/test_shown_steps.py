@@ -248,6 +248,10 @@ def test_outliers_are_named_with_the_place_of_their_excess() -> None:
     ]
     outside = build_module_tree(typed([100, 100, 100, 110, 90, 310, 100], head=80).data())
     assert [(one.step, one.name) for one in outside.outliers] == [(5, "Net")]
+    busy = build_module_tree(typed([100, 100, 100, 40, 30, 210, 50, 160, 90, 900]).data())
+    assert [one.step for one in busy.outliers] == [
+        9
+    ]  # where steps differ much, twice the median is not unusual
 
 
 def test_quartiles_are_those_of_numpy() -> None:

@@ -84,11 +84,15 @@ class Outlier:
 #: shared, and the first steps, which take longer, are left out.
 _OUTLYING = 2.0
 
+#: It is also above the median by this many times what the first quartile is below it, which is much on a busy machine.
+#: The third quartile is no measure: of few steps, outliers raise it.
+_FAR_OUT = 6.0
+
 
 def find_outliers(
     steps: Column, totals: Column, parts: Column, names: Sequence[tuple[str, str | None]]
 ) -> tuple[Outlier, ...]:
-    """Returns those of several steps of which the total is at least twice the median, the largest first.
+    """Returns those of several steps of which the total is at least twice the median, and far out: the largest first.
 
     Args:
         steps: the number of each step.
@@ -99,7 +103,8 @@ def find_outliers(
     median = float(np.median(totals)) if len(totals) > 1 else 0
     if not median or not names:
         return ()
-    at = np.flatnonzero(totals >= _OUTLYING * median)
+    spread = median - float(np.quantile(totals, 0.25))
+    at = np.flatnonzero(totals >= max(_OUTLYING * median, median + _FAR_OUT * spread))
     excess = parts[:, at] - np.median(parts, axis=1)[:, None]
     largest = excess.argmax(axis=0)
     outliers = [
