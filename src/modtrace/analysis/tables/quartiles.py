@@ -103,8 +103,8 @@ def find_outliers(
     median = float(np.median(totals)) if len(totals) > 1 else 0
     if not median or not names:
         return ()
-    spread = median - float(np.quantile(totals, 0.25))
-    at = np.flatnonzero(totals >= max(_OUTLYING * median, median + _FAR_OUT * spread))
+    usual = median - float(np.quantile(totals, 0.25))
+    at = np.flatnonzero(totals >= max(_OUTLYING * median, median + _FAR_OUT * usual))
     excess = parts[:, at] - np.median(parts, axis=1)[:, None]
     largest = excess.argmax(axis=0)
     outliers = [
