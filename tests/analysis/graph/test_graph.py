@@ -144,6 +144,34 @@ def test_call_that_compiled_code_ran_in_has_unknown_costs():
     ]
 
 
+def test_costs_of_calls_without_ops_are_not_known():
+    build, net, outer = begin_net()
+    build.call(build.module("part", "Linear", parent=net), 10, 19, parent=outer)
+    graph = graph_of(build.data())
+    costs = [
+        (each.key, each.flops, each.bytes_read, each.saved_bytes) for each in (*graph.nodes, *graph.boxes)
+    ]
+    assert [key for key, *_ in costs] == ["forward/Net/part", "forward/Net"]
+    assert {tuple(cost) for _, *cost in costs} == {(None, None, None)}
+
+
+def test_compiled_code_saves_as_a_whole_and_what_is_inside_is_not_known():
+    build, net, outer = begin_net()
+    part = build.call(
+        build.module("part", "Linear", parent=net), 10, 19, parent=outer, compiled=True, saved_bytes=40
+    )
+    made = run_op(build, part, "aten.relu.default", 11, given_to(build, net))
+    run_op(build, outer, "aten.neg.default", 40, made, saved_bytes=8)
+    graph = graph_of(build.data())
+    assert [(each.key, each.saved_bytes) for each in graph.boxes] == [
+        ("forward/Net", 48),
+        ("forward/Net/part", 40),
+    ]
+    saved = {each.key: each.saved_bytes for each in graph.nodes}
+    assert saved["forward/Net/part/aten.relu.default"] is None
+    assert saved["forward/Net/aten.neg.default"] == 8
+
+
 def test_two_roots_are_two_boxes():
     build = RecordingBuilder()
     build.step(0, 0, 1000)

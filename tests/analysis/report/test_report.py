@@ -2,9 +2,11 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import modtrace
 from builders import RecordingBuilder, TypedRecording
 from helpers.report_tables import ALL, column, report, rows
 from helpers.typed_steps import typed_net
@@ -72,6 +74,53 @@ def test_times_are_seconds_for_each_phase_that_was_recorded() -> None:
         ("blocks.0..1", pytest.approx(300e-9), pytest.approx(100e-9)),
     ]
     assert "time.backward" not in [each.name for each in modules.columns]
+
+
+def test_what_is_not_known_is_empty_and_never_zero() -> None:
+    build, net = typed_net(complete=True)
+    build.step(0, 0, 90)
+    build.call(net, 0, 80, nth=0)
+    found = report(build.data()).tables  # without ops
+    assert "saved" not in [each.name for each in found["modules"].columns]
+    for name in ("FLOPs", "bytes_read", "bytes_written", "saved"):
+        assert set(column(found["nodes"], name)) == {None}, name
+    build = RecordingBuilder(options={"ops": True}, complete=True)
+    net = build.module("", "Net")
+    parts = [build.module(name, "Part", parent=net) for name in ("a", "b")]
+    build.step(0, 0, 90)
+    root = build.call(net, 0, 80, nth=0)
+    for n, (module, cost) in enumerate(zip(parts, (None, 8), strict=True)):
+        call = build.call(module, 10 * n, 10 * n + 9, parent=root, nth=0)
+        build.op(
+            call, "aten.relu.default", 10 * n + 1, 10 * n + 2, saved_bytes=cost, flops=cost, bytes_read=cost
+        )
+    found = report(build.data()).tables
+    assert rows(found["modules"], "path", "saved", "saved_own", "FLOPs", "bytes") == [
+        ("", 8, 0, 8, 8),
+        ("a", None, None, None, None),
+        ("b", 8, 8, 8, 8),
+    ]
+
+
+class Scaled(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = torch.nn.Linear(4, 4)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.fc(inputs).relu()
+
+
+def test_costs_of_ops_inside_of_compiled_code_count_for_the_module_around_them() -> None:
+    model = Scaled()
+    model.compile(backend="aot_eager")
+    with modtrace.record(model, ops=True) as rec:
+        for _ in range(2):
+            model(torch.ones(2, 4)).sum().backward()
+    torch.compiler.reset()
+    [(path, flops, saved)] = rows(report(rec.data).tables["modules"], "path", "FLOPs.forward", "saved")
+    assert (path, flops) == ("", 128)
+    assert saved > 0
 
 
 def test_nodes_are_layers_and_then_ops_and_refer_to_modules_and_to_what_they_are_shown_as() -> None:

@@ -12,7 +12,7 @@ from ..tables.inside import with_inside
 from ..tables.op_flow import find_ops_with_tensors
 from ..tables.ops import StepOps, read_step_ops
 from .columns import CONTAINER, LAYER_KINDS, NONE, Graph, LayerBoxes, Layers, Nodes
-from .costs import MeasuredValues, numbers_of_layers, read_measured
+from .costs import MeasuredValues, forget_saved_in_regions, numbers_of_layers, read_measured, with_inner
 from .layers import LayerTree, build_layers
 from .of_calls import graph_of_calls
 from .of_ops import graph_of_ops
@@ -51,6 +51,7 @@ def build_graph(data: RecordingData, *, step: int | None = None, part: Part = WH
     new = np.append(np.empty(len(order), np.int64), NONE)
     new[sorted_rows] = np.arange(len(order))
     nodes = table.to_nodes(sorted_rows, rank, new)
+    saved = forget_saved_in_regions(tree, ops.calls, nodes.layer, nodes.numbers.saved_bytes)
     target = new[edges.target]
     # A stable sort keeps the edges of one target in the order of its arguments.
     by_time = np.argsort(nodes.order[target], kind="stable")
@@ -60,7 +61,7 @@ def build_graph(data: RecordingData, *, step: int | None = None, part: Part = WH
         step=ops.step,
         has_ops=has_ops or not len(tree.call),
         layers=_to_layers(ops, tree, nodes, measured),
-        nodes=nodes,
+        nodes=replace(nodes, numbers=replace(nodes.numbers, saved_bytes=saved)),
         edges=replace(edges.take(by_time), source=new[edges.source][by_time], target=target[by_time]),
         tensors=replace(tensors, producer=new[tensors.producer]),
         device_times=has_device_times(ops.calls),
@@ -108,16 +109,9 @@ def _to_layers(ops: StepOps, tree: LayerTree, nodes: Nodes, measured: MeasuredVa
         call_id=take(calls.call_id, at),
         repeats=repeats,
         raised=take(calls.raised, at) > 0,
-        compiled=_with_inner(compiled, tree.last),
+        compiled=with_inner(compiled, tree.last),
         numbers=numbers_of_layers(tree, on_device(calls), nodes.layer, nodes.numbers, measured),
     )
-
-
-def _with_inner(chosen: Column, last: Rows) -> Column:
-    """Returns the chosen layers and all inside of them."""
-    begun = np.cumsum(chosen)
-    ended = np.cumsum(np.bincount(last[chosen] + 1, minlength=len(chosen) + 1))
-    return np.asarray(begun > ended[: len(chosen)])
 
 
 def _find_containers(tree: LayerTree) -> Rows:

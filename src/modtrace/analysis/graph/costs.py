@@ -1,7 +1,7 @@
 """Computes the costs and contents of a graph's nodes and layers."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from ...recording import role
 from ...recording.phase import BACKWARD, PHASES
 from ...recording.protocols import RecordingData
 from ..tables.calls import Calls, iterate_levels
-from ..tables.columns import Column, Rows, columns_at, find_rows, repeat, take
+from ..tables.columns import Bools, Column, Rows, columns_at, find_rows, repeat, take
 from ..tables.values import read_measured_values
 from .columns import NONE, Numbers
 from .layers import LayerTree
@@ -90,6 +90,11 @@ def empty_numbers(size: int) -> Numbers:
     )
 
 
+def with_costs(numbers: Numbers, cost: Column) -> Numbers:
+    """Returns the numbers with the same cost of every kind in each row."""
+    return replace(numbers, **dict.fromkeys(_SUMMED, cost))
+
+
 def numbers_of_layers(
     tree: LayerTree, calls: Calls, of_node: Rows, nodes: Numbers, measured: MeasuredValues
 ) -> Numbers:
@@ -104,11 +109,48 @@ def numbers_of_layers(
     """
     size = len(tree.parent)
     sums = {name: _sum_inside(getattr(nodes, name), of_node, tree) for name in _SUMMED}
+    is_region, saved = _find_regions(tree, calls, of_node, nodes.saved_bytes)
+    if is_region.any():
+        sums["saved_bytes"] = _saved_of_layers(tree, is_region, saved, of_node, nodes.saved_bytes)
     return Numbers(
         duration_ns=_durations(tree, calls, of_node, nodes.duration_ns),
         **sums,
         **measured.sum_at(_layers_of(measured, tree, calls), size),
     )
+
+
+def forget_saved_in_regions(tree: LayerTree, calls: Calls, of_node: Rows, saved: Column) -> Column:
+    """Returns what nodes save, with -1 for 0 in compiled code that saves by itself what its ops need in backward."""
+    is_region, _ = _find_regions(tree, calls, of_node, saved)
+    is_inside = take(with_inner(is_region, tree.last), of_node) > 0
+    return np.where(is_inside & (saved == 0), NONE, saved)
+
+
+def _find_regions(tree: LayerTree, calls: Calls, of_node: Rows, saved: Column) -> tuple[Bools, Column]:
+    """Returns which layers are compiled calls that save more than the ops inside, and what each layer's call saves."""
+    of_call = take(calls.column("saved_bytes"), tree.call)
+    inside = of_node >= 0
+    of_ops = _to_totals(sum_at(of_node[inside], np.maximum(saved[inside], 0), len(tree.parent)), tree)
+    return (take(calls.column("compiled"), tree.call) == 1) & (of_call > of_ops), of_call
+
+
+def _saved_of_layers(
+    tree: LayerTree, is_region: Bools, of_call: Column, of_node: Rows, saved: Column
+) -> Column:
+    """Returns what each layer saves: a region what its call does, and of what is inside a region 0 is not known."""
+    is_within = with_inner(is_region, tree.last)
+    is_known = take(is_within, of_node) > 0
+    total = _sum_inside(np.where(is_known, np.maximum(saved, 0), saved), of_node, tree)
+    more = _to_totals(np.where(is_region, of_call - total, 0), tree)
+    total = np.where(total >= 0, total + more, NONE)
+    return np.where(is_within & (total == 0), NONE, total)
+
+
+def with_inner(chosen: Column, last: Rows) -> Bools:
+    """Returns the chosen layers and all inside of them."""
+    begun = np.cumsum(chosen)
+    ended = np.cumsum(np.bincount(last[chosen] + 1, minlength=len(chosen) + 1))
+    return np.asarray(begun > ended[: len(chosen)])
 
 
 def _sum_inside(column: Column, of_node: Rows, tree: LayerTree) -> Column:

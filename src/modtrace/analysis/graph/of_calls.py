@@ -10,7 +10,7 @@ from ..tables.device_times import on_device
 from ..tables.ops import StepOps
 from ..tables.tensors import Tensors
 from .columns import CALL, NODE_KINDS, NONE, Edges
-from .costs import empty_numbers
+from .costs import empty_numbers, with_costs
 from .layers import LayerTree
 from .node_tables import AT, NodeTable, blank_table
 
@@ -20,6 +20,8 @@ _CALL = NODE_KINDS.index(CALL)
 def graph_of_calls(ops: StepOps, tree: LayerTree) -> tuple[NodeTable, Edges, Tensors]:
     """Returns a node for each call without inner calls, and an edge to the call that began next."""
     table = tabulate_calls(ops, tree, np.flatnonzero(_is_innermost(tree)))
+    unknown = repeat(NONE, len(table.layer))
+    table = replace(table, numbers=with_costs(table.numbers, unknown))
     no = np.zeros(0, np.int64)
     nothing = schema("tensors").empty_table()
     return table, _next_edges(table), Tensors(tensor_id=no, producer=no, slot=no, table=nothing, slots=())
@@ -37,9 +39,7 @@ def tabulate_idle_calls(ops: StepOps, tree: LayerTree, busy: Rows) -> NodeTable:
     is_idle[tree.of_call[busy]] = False
     table = tabulate_calls(ops, tree, np.flatnonzero(is_idle))
     is_compiled = ops.calls.column("compiled")[tree.call[table.layer]] == 1
-    cost = np.where(is_compiled, NONE, 0)
-    numbers = replace(table.numbers, flops=cost, bytes_read=cost, bytes_written=cost, saved_bytes=cost)
-    return replace(table, numbers=numbers)
+    return replace(table, numbers=with_costs(table.numbers, np.where(is_compiled, NONE, 0)))
 
 
 def _is_innermost(tree: LayerTree) -> Column:

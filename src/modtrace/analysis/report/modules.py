@@ -34,6 +34,12 @@ class ModuleRows:
     role: tuple[str, ...]
     folded: tuple[int, ...]  # for each row, the row that sums it up with its equals
 
+    def around(self, root: str | None, path: str | None) -> int:
+        """Returns the row of a module; of one without a row, as inside compiled code, that of the module around it."""
+        while path and (root, path) not in self.index:
+            path = path.rpartition(".")[0]
+        return self.index.get((root, path), NONE)
+
     @cached_property
     def index(self) -> Mapping[Place, int]:
         """The row of each module that is not folded."""
@@ -51,6 +57,11 @@ class ModuleRows:
             if summed >= 0:
                 total[summed] += total[row]
         return total
+
+    def sum_known(self, own: Column, unknown: Column) -> Column:
+        """Returns `sum_inside(own)`, with NaN for 0 where something inside is unknown; `unknown` counts that."""
+        total = self.sum_inside(own)
+        return np.where((total == 0) & (self.sum_inside(unknown) > 0), np.nan, total)
 
     def combine_alike(self, own: Column, combine: np.ufunc) -> Column:
         """Returns for each row `combine` over the modules that it sums up; `own` holds the values of single modules."""
@@ -181,16 +192,16 @@ _RANGE = "Between the first and the third quartile of the steps."
 
 
 def _costs(rows: ModuleRows, ops: OpTable) -> Iterator[ReportColumn]:
-    placed = [
-        (rows.index[row.root, row.path], row.sums) for row in ops.rows if (row.root, row.path) in rows.index
-    ]
+    placed = [(rows.around(row.root, row.path), row.sums) for row in ops.rows]
     for cost in _COSTS:
         for phase in ("together", *PHASES):
-            own = np.zeros(len(rows.nodes))
+            own, unknown = np.zeros((2, len(rows.nodes)))
             for row, sums in placed:
-                own[row] = cost.read(sums.phase(phase))
-            total = rows.sum_inside(own)
-            if total.any():
+                if row >= 0:
+                    own[row] += cost.read(sums.phase(phase))
+                    unknown[row] += cost.count_unknown(sums.phase(phase))
+            total = rows.sum_known(own, unknown)
+            if (total > 0).any():
                 of = None if phase == "together" else phase
                 yield _measured(cost.measure, cost.kind, total, phase=of, about=cost.about)
 
@@ -198,25 +209,27 @@ def _costs(rows: ModuleRows, ops: OpTable) -> Iterator[ReportColumn]:
 def _memory(rows: ModuleRows, memory: MemoryTable) -> Iterator[ReportColumn]:
     if not memory.rows:
         return
-    saved, peak = np.zeros(len(rows.nodes)), np.full(len(rows.nodes), np.nan)
+    saved, unknown = np.zeros((2, len(rows.nodes)))
+    peak = np.full(len(rows.nodes), np.nan)
     for of_module in memory.rows:
         row = rows.index.get((of_module.root, of_module.path), NONE)
         if row >= 0:
-            saved[row] = of_module.saved.saved_bytes
+            saved[row], unknown[row] = of_module.saved.saved_bytes, of_module.saved.unknown
             peaks = [of_module.phase(phase).peak_bytes for phase in PHASES]
             peak[row] = max((one for one in peaks if one is not None), default=np.nan)
-    yield _measured(
-        "saved",
-        "bytes",
-        rows.sum_inside(saved),
-        label="saved for backward",
-        about="Kept in memory for backward by its ops and those inside it. "
-        "Another column has those of its own ops.",
-        default=True,
-    )
-    about = "Kept in memory for backward by its ops, without those inside it."
-    own = rows.combine_alike(saved, np.add)
-    yield _measured("saved own", "bytes", own, label="saved, own ops", about=about)
+    if any(of_module.saved.ops or of_module.saved.saved_bytes for of_module in memory.rows):
+        yield _measured(
+            "saved",
+            "bytes",
+            rows.sum_known(saved, unknown),
+            label="saved for backward",
+            about="Kept in memory for backward by its ops and those inside it, as far as it is known. "
+            "Another column has those of its own ops.",
+            default=True,
+        )
+        about = "Kept in memory for backward by its ops, without those inside it."
+        own = rows.combine_alike(np.where((saved == 0) & (unknown > 0), np.nan, saved), np.add)
+        yield _measured("saved own", "bytes", own, label="saved, own ops", about=about)
     about = "The most that lived at once of what the ops of one call made."
     peak = rows.combine_alike(peak, np.fmax)
     yield _measured("peak", "bytes", peak, label="peak of a call", about=about, aggregate="max")
@@ -284,20 +297,26 @@ class _Cost(NamedTuple):
     measure: str
     kind: Kind
     read: Callable[[OpSums], float]
+    count_unknown: Callable[[OpSums], int]
     about: str
 
 
 _COSTS = (
     _Cost(
-        "FLOPs", "flops", lambda sums: sums.flops, "Of its ops and those inside it, as far as they are known."
+        "FLOPs",
+        "flops",
+        lambda sums: sums.flops,
+        lambda sums: sums.flops_unknown,
+        "Of its ops and those inside it, as far as they are known.",
     ),
     _Cost(
         "bytes",
         "bytes",
         lambda sums: sums.bytes_read + sums.bytes_written,
+        lambda sums: sums.bytes_unknown,
         "Read and written by its ops and those inside it.",
     ),
-    _Cost("ops", "count", lambda sums: sums.ops, "Its ops and those inside it."),
+    _Cost("ops", "count", lambda sums: sums.ops, lambda sums: 0, "Its ops and those inside it."),
 )
 #: The kinds of values that each phase shows; parameters are those that forward reads.
 _KINDS_BY_PHASE: Mapping[str, Collection[str]] = {
