@@ -299,7 +299,7 @@ function makeStart(model: Model): State {
   };
 }
 
-/** The phases, and the roots in them. */
+/** The phases, and the roots in them, and what is around that which failed. */
 function openAtStart(model: Model): Set<number> {
   const open = new Set<number>();
   for (const phase of model.graph.children(-1)) {
@@ -308,6 +308,8 @@ function openAtStart(model: Model): Set<number> {
     const inside = model.graph.children(phase).filter((node) => model.isLayer(node));
     if (inside.length === 1) open.add(inside[0]);
   }
+  for (const node of model.failures.nodes.slice(-1))
+    for (const outer of model.graph.ancestors(node)) open.add(outer);
   return open;
 }
 

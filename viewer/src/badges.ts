@@ -1,12 +1,13 @@
-/** What a badge says of values that are not finite: which they are, in which phase, and whether they came up here. */
+/** What a badge says: of an error where it was raised, and of values that are not finite which they are, in which phase,
+ * and whether they came up here. */
 
 import type { Model } from "./model";
 
 export interface Badge {
-  /** `NaN↓`, `inf↑`, `NaN inf↓↑`: down in forward, up in backward; a star before it where they came up. */
+  /** `NaN↓`, `inf↑`, `NaN inf↓↑`, `failed`: down in forward, up in backward; a star before it where they came up. */
   text: string;
   title: string;
-  /** Whether they came up here or inside, and were not merely passed on. */
+  /** Whether they came up here or inside, and were not merely passed on; of an error, whether it was raised here. */
   isOrigin: boolean;
 }
 
@@ -14,23 +15,34 @@ const STAR = "★";
 const ARROWS = { forward: "↓", backward: "↑" };
 const PHASES = ["forward", "backward"] as const;
 
-/** The badge of a module; null if all of its values are finite. */
+/** The badge of a module; null if all of its values are finite and nothing failed. */
 export function badgeOfModule(model: Model, row: number): Badge | null {
   const { modules } = model.payload.tables;
-  if (!(modules.number("nonfinite", row) > 0)) return null;
+  const failure = badgeOfFailure(model.modules, row, model.failures.modules);
+  if (failure?.isOrigin || !(modules.number("nonfinite", row) > 0)) return failure;
   const has = (what: string, phase: string) => modules.number(`${what}.${phase}`, row) > 0;
   const kinds = ["NaN", "inf"].filter((what) => PHASES.some((phase) => has(what, phase)));
   const phases = PHASES.filter((phase) => kinds.some((what) => has(what, phase)));
   return makeBadge(kinds, phases, cameUp(model.modules, row, model.origins.modules));
 }
 
-/** The badge of a node of the graph; null if all of its values are finite. */
+/** The badge of a node of the graph; null if all of its values are finite and nothing failed. */
 export function badgeOfNode(model: Model, node: number): Badge | null {
   const [nonfinite, infinite] = [model.countsOfNodes.nonfinite[node], model.countsOfNodes.infinite[node]];
-  if (!(nonfinite > 0)) return null;
+  const failure = badgeOfFailure(model.graph, node, model.failures.nodes);
+  if (failure?.isOrigin || !(nonfinite > 0)) return failure;
   const kinds = [nonfinite !== infinite ? "NaN" : "", infinite > 0 ? "inf" : ""];
   const phase = PHASES.filter((each) => each === model.phase(node));
   return makeBadge(kinds.filter(Boolean), phase, cameUp(model.graph, node, model.origins.nodes));
+}
+
+/** The badge of what raised an error, or of what that was in; null for all else. */
+function badgeOfFailure(tree: Model["graph"], row: number, failures: readonly number[]): Badge | null {
+  const where = cameUp(tree, row, failures);
+  const isOrigin = where === "here";
+  return where === "before"
+    ? null
+    : { text: "failed", title: `An error was raised ${isOrigin ? "here" : "inside"}.`, isOrigin };
 }
 
 type Where = "here" | "inside" | "before";

@@ -46,6 +46,7 @@ export class Model {
   readonly foldedInto: RowsBy;
   private foundCounts: Model["countsOfNodes"] | null = null;
   private foundOrigins: Model["origins"] | null = null;
+  private foundFailures: Model["failures"] | null = null;
 
   constructor(readonly payload: Payload) {
     const { modules, nodes, sites, parameters, edges } = payload.tables;
@@ -73,6 +74,22 @@ export class Model {
     return (this.foundOrigins ??= { modules: this.listOrigins("modules"), nodes: this.listOrigins("nodes") });
   }
 
+  /** The innermost nodes that raised an error, and the rows of their modules. */
+  get failures(): { modules: readonly number[]; nodes: readonly number[] } {
+    return (this.foundFailures ??= this.listFailures());
+  }
+
+  private listFailures(): { modules: number[]; nodes: number[] } {
+    const { graph } = this;
+    const raised = graph.table.column("raised");
+    const rows = Array.from(graph.order).filter((row) => raised && raised.number(row) > 0);
+    const nodes = rows.filter((row, at) => !(graph.position[rows[at + 1]] < graph.end[row]));
+    return {
+      nodes: this.withSums(nodes, graph.table),
+      modules: this.withSums(nodes.map((node) => this.moduleOfNode(node))),
+    };
+  }
+
   /** How many elements of each node are not finite, and infinite; of a group the sums of what is inside. */
   get countsOfNodes(): { nonfinite: Float64Array; infinite: Float64Array } {
     return (this.foundCounts ??= {
@@ -91,7 +108,12 @@ export class Model {
     const column = table.column("origin");
     if (!column) return [];
     const found = Array.from(column.values).flatMap((flag, row) => (flag ? [row] : []));
-    return found.flatMap((row) => [row, table.link("folded", row)]).filter((row) => row >= 0);
+    return this.withSums(found, table);
+  }
+
+  /** The rows, and those that sum them up. */
+  private withSums(rows: readonly number[], table = this.payload.tables.modules): number[] {
+    return rows.flatMap((row) => [row, table.link("folded", row)]).filter((row) => row >= 0);
   }
 
   isMember(row: number): boolean {

@@ -197,6 +197,33 @@ def test_a_page_opens_on_the_step_of_the_first_nan_and_the_finding_refers_to_its
     assert report(build.data(), step=2).shown_step == 2
 
 
+@pytest.mark.parametrize("ops", [True, False])
+def test_a_page_opens_on_the_step_that_failed_and_its_finding_refers_to_the_op_or_else_the_call(
+    ops: bool,
+) -> None:
+    build = RecordingBuilder(marks=("the run ended by RuntimeError: no",), options={"ops": ops})
+    net = build.module("", "Net")
+    parts = [build.module(name, "Part", parent=net) for name in ("a", "b", "c")]
+    for step in range(2):
+        zero, failed = 100 * step, bool(step)
+        build.step(step, zero, zero + 90)
+        root = build.call(net, zero, zero + 80, nth=0, raised=failed)
+        for n, part in enumerate(parts[: 2 if failed else 3]):
+            is_last = failed and n == 1
+            call = build.call(part, zero + 10 * n, zero + 10 * n + 9, parent=root, nth=0, raised=is_last)
+            if ops:
+                op = build.op(call, "aten.mm.default", zero + 10 * n + 1, zero + 10 * n + 2, raised=is_last)
+                build.use(build.tensor([2], site=build.site(net, "input", "[0]")), op=op, slot="mat2")
+    found = report(build.data())
+    assert found.shown_step == 1
+    finding = found.findings[0]
+    nodes = found.tables["nodes"]
+    assert (finding.module, finding.step) == (2, 1)
+    assert column(nodes, "kind")[finding.node] == ("op" if ops else "call")
+    assert column(nodes, "raised")[finding.node] == 1
+    assert report(build.data(), step=0).findings[0].node == -1
+
+
 def test_modules_say_where_nan_came_up_which_they_are_and_in_which_phase() -> None:
     build = RecordingBuilder(complete=True)
     build.step(0, 0, 100)

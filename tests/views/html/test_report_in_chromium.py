@@ -7,7 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
+import modtrace
 from builders import RecordingBuilder
 from helpers.browser import use_fonts
 from helpers.driven import DrivenPage
@@ -351,6 +353,24 @@ def test_the_module_that_made_nan_has_another_badge_than_those_that_got_them(
     assert badges["3"][1] == badges["GPT"][1] == "bad origin"
     assert badges["token_embedding"] == ["NaN↑", "bad"]
     assert badges["gelu"][0].startswith("★")
+    assert page.problems() == []
+
+
+@pytest.mark.parametrize("ops", [True, False])
+def test_the_op_that_failed_or_else_the_call_is_marked_and_in_sight(
+    page: DrivenPage, tmp_path: Path, ops: bool
+) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Sequential(torch.nn.Linear(4, 4)))
+    with pytest.raises(RuntimeError, match="shapes"), modtrace.record(model, tmp_path / "run", ops=ops):
+        model(torch.ones(2, 4))
+    open_recording(tmp_path / "run").write_html(tmp_path / "failed.html")
+    page.open(tmp_path / "failed.html", "view=graph")
+    texts = page.picture()
+    assert texts[texts.index("addmm" if ops else "Linear", texts.index("▾ 1")) - 1] == "failed"
+    page.go("Modules")
+    badges = page.evaluate("[...document.querySelectorAll('.row .bad')].map(each => each.className)")
+    assert badges == ["bad", "bad", "bad origin"]
+    assert page.ask("axe") == []
     assert page.problems() == []
 
 

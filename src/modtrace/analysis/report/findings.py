@@ -1,7 +1,7 @@
 """Finds what a report opens with: what made NaN and infinite values or a difference, and what other checks find."""
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, takewhile
 
@@ -14,10 +14,9 @@ from ...recording.protocols import RecordingData
 from ..compile.compilations import Compilations, Reason
 from ..compile.kernels import CompiledInside, read_compiled
 from ..divergence.answer import AMPLIFIED, Comparison, Divergence
-from ..findings.all_checks import CHECKS
-from ..findings.check import run_checks
+from ..findings.failed_call import FAILED
 from ..findings.finding import Finding
-from ..findings.nonfinite_values import NONFINITE
+from ..findings.out_of_memory import OUT_OF_MEMORY
 from ..graph.columns import Graph
 from ..provenance.recompute import check_recomputes
 from ..provenance.search import find_absorbed, find_all
@@ -31,6 +30,9 @@ from .tables import NONE, ReportFinding
 #: The largest number of findings of one kind: places where NaN or infinite values came up, or where a difference was
 #: made.
 _MOST = 20
+
+#: The checks that find where the run failed.
+FAILURES = (FAILED.name, OUT_OF_MEMORY.name)
 
 
 def find_nonfinite(data: RecordingData) -> tuple[NonFinite, ...]:
@@ -74,7 +76,16 @@ class Located:
     def build_finding_of_check(self, answer: Finding) -> ReportFinding:
         """Returns what a check found, with the rows of its module and its step."""
         module = self.modules.get((answer.root or "", answer.path or ""), NONE)
-        return ReportFinding(answer=answer, module=module, step=self.find_step(answer.step))
+        node = self._find_raised(answer.step) if answer.check in FAILURES else NONE
+        return ReportFinding(answer=answer, module=module, node=node, step=self.find_step(answer.step))
+
+    def _find_raised(self, step: int | None) -> int:
+        """Returns the row of the last op, or else call, that raised in the shown step; -1 if it is not there."""
+        layers, nodes = self.graph.layers, self.graph.nodes
+        if self.graph.step is None or step != self.graph.step.step:
+            return NONE
+        raised = np.concatenate([np.flatnonzero(layers.raised), np.flatnonzero(nodes.raised) + len(layers)])
+        return int(self.cut.renumber(raised[-1:])[0]) if len(raised) else NONE
 
     def find_step(self, number: int | None) -> int:
         """Returns the row of a step."""
@@ -101,6 +112,7 @@ def find_findings(
     data: RecordingData,
     nonfinite: tuple[NonFinite, ...],
     comparison: Comparison | None,
+    checked: Sequence[Finding],
     compilations: Compilations | None,
     located: Located,
 ) -> Iterator[ReportFinding]:
@@ -108,8 +120,7 @@ def find_findings(
     if nothing := explain_empty(data):
         yield ReportFinding(answer=nothing)
     yield from map(located.build_finding, nonfinite)
-    checked = run_checks(data, CHECKS, ignore=(NONFINITE.name,))
-    yield from map(located.build_finding_of_check, checked.findings)
+    yield from map(located.build_finding_of_check, checked)
     if comparison is not None:
         first = comparison.first
         finding = located.build_finding(first) if first else ReportFinding(answer=comparison)

@@ -12,6 +12,10 @@ from ...recording.protocols import RecordingData
 from ...recording.suggestions import count_of
 from ..compile.compilations import Compilations
 from ..divergence.answer import Comparison
+from ..findings.all_checks import CHECKS
+from ..findings.check import run_checks
+from ..findings.finding import Finding
+from ..findings.nonfinite_values import NONFINITE
 from ..graph.build import build_graph
 from ..graph.columns import Graph
 from ..modules.module_tree import build_module_tree
@@ -26,7 +30,7 @@ from ..timeline.arrange import SPAN_KINDS
 from ..timeline.timeline import Timeline, build_timeline
 from ..values.nonfinite import NonFinite
 from .block_gradients import add_block_gradients
-from .findings import Located, Origins, find_findings, find_nonfinite, find_origins
+from .findings import FAILURES, Located, Origins, find_findings, find_nonfinite, find_origins
 from .limits import GraphCut, Limits, choose_window, cut_graph, thin
 from .modules import ModuleRows, Outputs, Place, list_modules, tabulate_modules
 from .nodes import tabulate_edges, tabulate_nodes
@@ -56,7 +60,8 @@ def build_report(
         data: the recording.
         limits: how many rows the large tables may have.
         step: the number of the step whose calls and ops are shown; None chooses the step in which the first NaN or
-            infinite values came up or the compared runs part, and otherwise the one that `build_module_tree` chooses.
+            infinite values came up, the compared runs part or the run failed, and otherwise the one that
+            `build_module_tree` chooses.
         comparison: the comparison with another recording, whose differences become findings.
 
     Raises:
@@ -64,12 +69,13 @@ def build_report(
     """
     nonfinite = find_nonfinite(data)
     steps = number_steps(data)
+    checked = run_checks(data, CHECKS, ignore=(NONFINITE.name,)).findings
     shown = _show_step(
-        data, limits, steps, _choose_step(nonfinite, comparison, steps) if step is None else step
+        data, limits, steps, _choose_step(nonfinite, comparison, checked, steps) if step is None else step
     )
     series = _choose_series(data, limits, shown.number)
     located = Located(shown.rows.index, shown.graph, shown.cut, steps)
-    findings = tuple(find_findings(data, nonfinite, comparison, shown.compilations, located))
+    findings = tuple(find_findings(data, nonfinite, comparison, checked, shown.compilations, located))
     return Report(
         title=_name(data.meta.argv),
         about=tuple(_about(data)),
@@ -111,10 +117,16 @@ class _ShownSeries:
     binned: Column  # the steps whose histograms are shown
 
 
-def _choose_step(nonfinite: Sequence[NonFinite], comparison: Comparison | None, steps: Column) -> int | None:
+def _choose_step(
+    nonfinite: Sequence[NonFinite],
+    comparison: Comparison | None,
+    checked: Sequence[Finding],
+    steps: Column,
+) -> int | None:
     """Returns the first step that a finding is about; None if there is none."""
-    about = [answer.step for answer in nonfinite[:1]]
+    about: list[int | None] = [answer.step for answer in nonfinite[:1]]
     about += [divergence.step for divergence in comparison.divergences] if comparison is not None else []
+    about += [finding.step for finding in checked if finding.check in FAILURES]
     return next((step for step in about if step in steps), None)
 
 
