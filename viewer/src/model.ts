@@ -62,6 +62,16 @@ export class Model {
     this.foldedInto = new RowsBy(nodes, "folded");
   }
 
+  /** Whether edges are the order of calls, as without ops it is not known what reads what. */
+  get hasOrder(): boolean {
+    return this.payload.tables.edges.text("kind", 0) === "next";
+  }
+
+  /** What the edges into a node and out of it are called. */
+  get edgeNames(): [string, string] {
+    return this.hasOrder ? ["Called after", "Called before"] : ["Reads from", "Read by"];
+  }
+
   /** The modules inside a module that the tree shows: of a run of equal ones their sums, or each of them. */
   modulesInside(row: number, showsEach: boolean): readonly number[] {
     const children = this.modules.children(row);

@@ -8,7 +8,7 @@ const model = new Model(readSample(makeGraph()));
 
 function layOut(open: number[], unfolded: number[] = [], shown = model): GraphLayout {
   const layout = new GraphLayout(shown);
-  layout.place(new Set(open), new Set(unfolded), false, true);
+  layout.place(new Set(open), new Set(unfolded), false, true, true);
   return layout;
 }
 
@@ -24,7 +24,7 @@ test("equal siblings are shown as the first of them, with the lines of all", () 
 
 test("unfolded siblings are shown one by one", () => {
   const maker = new LevelMaker(model);
-  maker.fold({ unfolded: new Set([3]), showsLeaves: false });
+  maker.fold({ unfolded: new Set([3]), showsLeaves: false, showsViews: true });
   expect([...maker.level(1).items]).toEqual([2, 3, 6, 9]);
 });
 
@@ -62,7 +62,7 @@ test("a layout that has seen groups open and close is the same as a fresh one", 
     [0, 1, 3, 6, 10, 11, 13],
     [0, 1, 10, 11],
   ]) {
-    used.place(new Set(open), new Set(), false, true);
+    used.place(new Set(open), new Set(), false, true, true);
     const fresh = layOut(open);
     const items = [-1, ...open].flatMap((owner) => [...fresh.levels.level(owner).items]);
     for (const at of ["x", "y", "width", "height"] as const)
@@ -132,4 +132,46 @@ test("a chain of 50,000 ops is laid out", () => {
   });
   const layout = layOut([], [], new Model(readSample(chain)));
   expect(layout.y[size - 1]).toBe((size - 1) * (layout.height[0] + 26));
+});
+
+/** `fc` transposes and multiplies, and its result is viewed and added to; `flatten` only views. */
+function makeViews(kind = "data") {
+  return new Model(
+    readSample(
+      makePayload({
+        nodes: {
+          kind: ["module", "module", "op", "op", "op", "op", "module", "op", "op"],
+          label: ["Net", "fc", "t", "mm", "view", "add", "flatten", "view", "sum"],
+          parent: [-1, 0, 1, 1, 1, 0, 0, 6, 0],
+          phase: Array.from({ length: 9 }, () => "forward"),
+          is_view: [0, 0, 1, 0, 1, 0, 0, 1, 0],
+        },
+        edges: {
+          kind: Array.from({ length: 5 }, () => kind),
+          source: [2, 3, 4, 5, 7],
+          target: [3, 4, 5, 7, 8],
+        },
+      }),
+    ),
+  );
+}
+
+test("views are left out, what reads one is joined to what it views, and a module that only views stays", () => {
+  const maker = new LevelMaker(makeViews());
+  const read = (owner: number) => {
+    const { items, from, to } = maker.level(owner);
+    const end = (each: number) => (each < 0 ? each : items[each]);
+    return [[...items], [...from].map((each, line) => [end(each), end(to[line])])];
+  };
+  expect(maker.viewCount).toBe(2);
+  expect(read(1)).toEqual([[3], [[3, OUT]]]);
+  expect(read(6)).toEqual([[7], [[IN, 7], [7, OUT]]]); // prettier-ignore
+  expect(read(0)).toEqual([[1, 5, 6, 8], [[1, 5], [5, 6], [6, 8]]]); // prettier-ignore
+  maker.fold({ unfolded: new Set(), showsLeaves: false, showsViews: true });
+  expect(read(1)).toEqual([[2, 3, 4], [[2, 3], [3, 4], [4, OUT]]]); // prettier-ignore
+});
+
+test("edges between calls are named as their order", () => {
+  expect(makeViews().edgeNames).toEqual(["Reads from", "Read by"]);
+  expect(makeViews("next").edgeNames).toEqual(["Called after", "Called before"]);
 });

@@ -32,18 +32,19 @@ export function readSample(json: unknown): Payload {
 }
 
 /** Makes the JSON of a table from columns written out as lists; texts get a dictionary of their own. */
-export function makeTable(columns: Record<string, Cells>, specs: Record<string, object> = {}) {
+export function makeTable(columns: Record<string, Cells>, specs: Record<string, object> = {}, table = "") {
   const dictionaries: Record<string, string[]> = {};
   const rows = Math.max(0, ...Object.values(columns).map((cells) => cells.length));
   const made = Object.entries(columns).map(([name, cells]) => {
     const isText = cells.some((cell) => typeof cell === "string");
-    if (isText) dictionaries[name] = [...new Set(cells.filter((cell) => typeof cell === "string"))];
+    const dictionary = `${table}.${name}`;
+    if (isText) dictionaries[dictionary] = [...new Set(cells.filter((cell) => typeof cell === "string"))];
     const values = cells.map((cell) => {
       if (cell === null) return isText ? -1 : NaN;
-      return typeof cell === "string" ? dictionaries[name].indexOf(cell) : cell;
+      return typeof cell === "string" ? dictionaries[dictionary].indexOf(cell) : cell;
     });
     const offset = addNumbers((isText ? Int32Array : Float64Array).from(values));
-    const data = isText ? { dictionary: name, type: "i32", null: -1, offset } : { type: "f64", offset };
+    const data = isText ? { dictionary, type: "i32", null: -1, offset } : { type: "f64", offset };
     return { name, label: name, kind: isText ? "text" : "number", aggregate: "sum", ...specs[name], data };
   });
   return { table: { rows, columns: made }, dictionaries };
@@ -54,7 +55,9 @@ export function makePayload(
   tables: Record<string, Record<string, Cells>>,
   specs: Record<string, object> = {},
 ): Record<string, unknown> {
-  const parts = Object.entries(tables).map(([name, columns]) => [name, makeTable(columns, specs)] as const);
+  const parts = Object.entries(tables).map(
+    ([name, columns]) => [name, makeTable(columns, specs, name)] as const,
+  );
   return {
     version: 2,
     title: "sample",

@@ -82,15 +82,13 @@ test("a node that stands for its equal siblings has the aggregate of all of them
 });
 
 test("a kind has one number and one colour for modules and nodes, whatever their dictionaries are", () => {
-  const json = makePayload({ modules: { dtype: ["float32", "bfloat16"] } }, { dtype: { overlay: true } });
-  const other = makePayload({ nodes: { parent: [-1, 0, 0], dtype: [null, "int64", "bfloat16"] } });
-  const nodes = (other.tables as { nodes: { columns: { name: string; data: { dictionary: string } }[] } })
-    .nodes;
-  nodes.columns[1].data.dictionary = "other";
-  (json.tables as Record<string, object>).nodes = nodes;
-  (json.dictionaries as Record<string, unknown>).other = (
-    other.dictionaries as Record<string, unknown>
-  ).dtype;
+  const json = makePayload(
+    {
+      modules: { dtype: ["float32", "bfloat16"] },
+      nodes: { parent: [-1, 0, 0], dtype: [null, "int64", "bfloat16"] },
+    },
+    { dtype: { overlay: true } },
+  );
   const overlay = new OverlayMaker(new Model(readSample(json))).get("dtype", 0)!;
   expect([...overlay.modules].map((value) => overlay.text(value))).toEqual(["float32", "bfloat16"]);
   expect([...overlay.nodes].map((value) => overlay.text(value))).toEqual(["", "int64", "bfloat16"]);

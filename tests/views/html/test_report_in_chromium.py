@@ -289,6 +289,33 @@ def test_a_drag_moves_the_graph_a_click_selects_and_a_double_click_opens(
     assert page.find("▾ head") == (pytest.approx(x + 60), pytest.approx(y - 40))
 
 
+@pytest.mark.parametrize("ops", [True, False])
+def test_views_are_left_out_until_they_are_asked_for_and_without_ops_arrows_are_the_order_of_calls(
+    page: DrivenPage, tmp_path: Path, ops: bool
+) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Flatten(), torch.nn.Linear(8, 2))
+    with modtrace.record(model, tmp_path / "run", ops=ops):
+        model(torch.ones(1, 2, 4))
+    open_recording(tmp_path / "run").write_html(tmp_path / "run.html")
+    page.open(tmp_path / "run.html", "view=graph")
+    page.press("E", " ")
+    shown = page.picture()
+    button = (
+        "[...document.querySelectorAll('.bar button')].find(each => each.textContent.startsWith('View ops'))"
+    )
+    assert page.evaluate(f"{button}.hidden") is not ops
+    assert ("the order of calls" in page.text()) is not ops
+    assert page.ask("axe") == []
+    if ops:
+        assert shown.count("addmm") == 2 and "t" not in shown
+        assert shown.count("view") + shown.count("_unsafe_view") == 1  # all that Flatten does
+        page.ask("click", role="button", name="View ops")
+        page.settle()
+        assert page.evaluate(f"{button}.getAttribute('aria-pressed')") == "true"
+        assert page.picture().count("t") == 2
+    assert page.problems() == []
+
+
 def test_what_has_the_focus_keeps_it_when_its_place_is_drawn_anew(
     page: DrivenPage, files: dict[str, Path]
 ) -> None:

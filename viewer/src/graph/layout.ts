@@ -87,12 +87,13 @@ export class GraphLayout implements Positions {
     open: ReadonlySet<number>,
     unfolded: ReadonlySet<number>,
     showsLeaves: boolean,
+    showsViews: boolean,
     showsBackward: boolean,
   ): void {
     this.open = open;
     this.unfolded = unfolded;
     this.showsBackward = showsBackward;
-    this.levels.fold({ unfolded, showsLeaves });
+    this.levels.fold({ unfolded, showsLeaves, showsViews });
     for (const levels of this.listLevels()) this.placeChanged(levels);
     const root = this.levels.level(-1);
     this.placeLevels([root]);

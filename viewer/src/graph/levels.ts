@@ -36,27 +36,47 @@ export interface Level {
 export interface Folding {
   unfolded: ReadonlySet<number>;
   showsLeaves: boolean;
+  /** Whether ops that only return views are shown; else what reads a view is joined to what it is a view of. */
+  showsViews: boolean;
 }
 
 /** Makes levels, each when it is first shown. */
 export class LevelMaker {
-  private readonly lines = new Map<number, number[]>();
+  private lines = new Map<number, number[]>();
+  /** Ops that only return views of what they read, in layers that do more than that. */
+  private readonly isView: Uint8Array;
   private readonly made = new Map<number, Level>();
-  private folding: Folding = { unfolded: new Set(), showsLeaves: false };
+  private folding: Folding = { unfolded: new Set(), showsLeaves: false, showsViews: false };
 
   constructor(private readonly model: Model) {
+    this.isView = findViews(model);
     this.liftEdges();
   }
 
   fold(folding: Folding): void {
-    if (folding.unfolded === this.folding.unfolded && folding.showsLeaves === this.folding.showsLeaves)
-      return;
+    const { unfolded, showsLeaves, showsViews } = this.folding;
+    const isOther = folding.showsViews !== showsViews;
+    if (folding.unfolded === unfolded && folding.showsLeaves === showsLeaves && !isOther) return;
     this.folding = folding;
+    if (isOther) this.liftEdges();
     this.made.clear();
   }
 
   isLeaf(node: number): boolean {
     return LEAVES.has(this.model.payload.tables.nodes.text("kind", node));
+  }
+
+  /** Whether a node is left out of its level, as a parameter or as an op that only returns a view. */
+  isLeftOut(node: number): boolean {
+    return this.isLeaf(node) ? !this.folding.showsLeaves : this.isHiddenView(node);
+  }
+
+  isHiddenView(node: number): boolean {
+    return !this.folding.showsViews && this.isView[node] > 0;
+  }
+
+  get viewCount(): number {
+    return this.isView.reduce((sum, each) => sum + each, 0);
   }
 
   /** The first of equal siblings that a node is shown as, or the node itself. */
@@ -88,9 +108,7 @@ export class LevelMaker {
     const { graph } = this.model;
     const shown = graph
       .children(owner)
-      .filter(
-        (node) => this.representative(node) === node && (this.folding.showsLeaves || !this.isLeaf(node)),
-      );
+      .filter((node) => this.representative(node) === node && !this.isLeftOut(node));
     const items = this.putFirst(shown);
     const at = new Map(items.map((node, position) => [node, position]));
     const [from, to] = this.linesOf(owner, at);
@@ -238,10 +256,20 @@ export class LevelMaker {
     const { edges } = payload.tables;
     const sources = edges.column("source");
     const targets = edges.column("target");
+    this.lines = new Map();
     if (!sources || !targets) return;
+    const isNode = (node: number) => node >= 0 && node < graph.size;
+    const viewed = new Map<number, number>();
+    for (let edge = 0; edge < edges.rows; edge++) {
+      const [source, target] = [sources.number(edge), targets.number(edge)];
+      if (isNode(source) && isNode(target) && this.isHiddenView(target) && !viewed.has(target))
+        viewed.set(target, source);
+    }
     for (let edge = 0; edge < edges.rows; edge++) {
       let [source, target] = [sources.number(edge), targets.number(edge)];
-      if (!(source >= 0 && source < graph.size && target >= 0 && target < graph.size)) continue;
+      for (let left = graph.size; left > 0 && viewed.has(source); left--) source = viewed.get(source)!;
+      if (!isNode(source) || !isNode(target) || this.isHiddenView(source) || this.isHiddenView(target))
+        continue;
       const leaving: number[] = [];
       const entering: number[] = [];
       while (graph.parent[source] !== graph.parent[target]) {
@@ -270,6 +298,24 @@ export class LevelMaker {
     if (lines) lines.push(source, target);
     else this.lines.set(owner, [source, target]);
   }
+}
+
+/** Finds the ops that only return views, but for those that failed or are all that their layer does. */
+function findViews({ graph, failures, origins }: Model): Uint8Array {
+  const { table } = graph;
+  const found = new Uint8Array(graph.size);
+  const works = new Uint8Array(graph.size);
+  const kept = new Set([...failures.nodes, ...origins.nodes]);
+  for (let at = graph.size - 1; at >= 0; at--) {
+    const node = graph.order[at];
+    const kind = table.text("kind", node);
+    if (kind === "op" && table.number("is_view", node) > 0 && !kept.has(node)) found[node] = 1;
+    else if (kind === "op" || kind === "call") works[node] = 1;
+    if (works[node] && graph.parent[node] >= 0) works[graph.parent[node]] = 1;
+  }
+  return found.map((isView, node) =>
+    isView && (graph.parent[node] < 0 || works[graph.parent[node]]) ? 1 : 0,
+  );
 }
 
 /** Gives lines that pass other rows a channel each, shared by lines whose rows do not overlap. */

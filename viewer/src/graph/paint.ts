@@ -276,7 +276,8 @@ export class GraphPainter {
       }
       if (high < 0 || low > view.height || (isDense && high - low < 4)) continue;
       const color = isChosen ? theme.accent : theme.dim;
-      painter.line(points, { color, width: isChosen ? 2 : Math.min(1.1, 0.4 + zoom * 0.7) }, 6 * zoom);
+      const width = isChosen ? 2 : Math.min(1.1, 0.4 + zoom * 0.7);
+      painter.line(points, { color, width, dash: scene.model.hasOrder ? [3, 4] : undefined }, 6 * zoom);
       if (zoom > 0.35 && to >= 0) this.paintHead(painter, points, color, zoom);
     }
   }

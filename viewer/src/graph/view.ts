@@ -2,12 +2,13 @@
 
 import { badgeOfNode } from "../badges";
 import type { Context, Picture, TextTable, View } from "../context";
-import { button, h } from "../dom";
+import { h } from "../dom";
 import { shorten } from "../format";
 import type { Painter } from "../painter";
 import type { State } from "../state";
 import { movesLess, readTheme } from "../theme";
 import { type Drawn, Drawing } from "../views/canvas";
+import { GraphBar } from "./bar";
 import { GraphLayout, Motion, TITLE } from "./layout";
 import { Minimap } from "./minimap";
 import { paintRelations } from "./relations";
@@ -20,7 +21,7 @@ const MARGIN = 28;
 export class GraphView implements View, Drawn {
   readonly element = h("section", { class: "view graph", "aria-label": "Graph" });
   private readonly drawing = new Drawing("Graph of the modules and ops. Press t for a table.", this);
-  private readonly bar = h("div", { class: "bar" });
+  private readonly bar: GraphBar;
   private readonly layout: GraphLayout;
   private readonly painter = new GraphPainter();
   private readonly minimap: Minimap;
@@ -34,7 +35,6 @@ export class GraphView implements View, Drawn {
   /** A node that was chosen in the picture: it is in sight, and a second click is to find it where it was. */
   private picked: number | null = null;
   private isWaiting = false;
-  private showsLeaves = false;
   private placed: unknown[] = [];
 
   constructor(private readonly context: Context) {
@@ -51,8 +51,13 @@ export class GraphView implements View, Drawn {
       const node = this.nodeAt(event.offsetX, event.offsetY);
       if (node >= 0) this.toggle(node);
     });
-    this.makeBar();
-    this.element.append(this.bar, this.drawing.element);
+    const actions = {
+      fit: () => { this.fit(); },
+      openAll: () => { this.openAll(-1); },
+      update: () => { this.update(new Set()); },
+    }; // prettier-ignore
+    this.bar = new GraphBar(context, actions, this.layout.levels.viewCount);
+    this.element.append(this.bar.element, this.drawing.element);
   }
 
   private get state(): State {
@@ -69,39 +74,6 @@ export class GraphView implements View, Drawn {
   /** The node that is drawn as selected. */
   private get selected(): number {
     return this.chosen < 0 ? -1 : this.layout.levels.shown(this.chosen);
-  }
-
-  private makeBar(): void {
-    const { store, model } = this.context;
-    this.bar.append(
-      button("Fit", "Fit the graph into the view (space)", () => {
-        this.fit();
-      }),
-      button("Open all", "Open all groups", () => {
-        this.openAll(-1);
-      }),
-      button("Close all", "Close all groups", () => {
-        store.update({ graphOpen: new Set(model.graph.children(-1)) });
-      }),
-      button("Backward", "Show backward and recompute beside the forward", () => {
-        store.update({ backward: !this.state.backward });
-      }),
-      button("Parameters", "Show parameters, buffers and constants", () => {
-        this.showsLeaves = !this.showsLeaves;
-        this.update(new Set());
-      }),
-      button("Unfold", "Show equal siblings one by one, or folded", () => {
-        const { table } = model.graph;
-        const runs = new Set<number>();
-        for (let node = 0; node < table.rows; node++)
-          if (table.link("folded", node) >= 0) runs.add(table.link("folded", node));
-        store.update({ unfolded: this.state.unfolded.size ? new Set() : runs });
-      }),
-      h("span", {
-        class: "dim hint",
-        text: `${model.ofShownStep("Times and costs")} Double click opens.`,
-      }),
-    );
   }
 
   private openAll(node: number): void {
@@ -187,10 +159,9 @@ export class GraphView implements View, Drawn {
     if (changed.has("view") || this.picked !== this.state.node)
       this.isRevealing ||= ["node", "module", "view"].some((key) => changed.has(key as keyof State));
     this.picked = null;
-    if (this.isRevealing && this.layout.levels.isLeaf(this.selected)) this.showsLeaves = true;
-    this.bar.children[3].setAttribute("aria-pressed", String(this.state.backward));
-    this.bar.children[4].setAttribute("aria-pressed", String(this.showsLeaves));
-    this.bar.children[5].setAttribute("aria-pressed", String(this.state.unfolded.size > 0));
+    if (this.isRevealing && this.layout.levels.isLeaf(this.selected)) this.bar.shows.leaves = true;
+    if (this.isRevealing && this.layout.levels.isHiddenView(this.chosen)) this.bar.shows.views = true;
+    this.bar.update();
     this.place();
     if (!this.isFitted && this.drawing.width) {
       this.isFitted = true;
@@ -203,13 +174,13 @@ export class GraphView implements View, Drawn {
   /** Lays out anew if what is open has changed, and moves there from where things were. */
   private place(): void {
     const { graphOpen, unfolded, backward } = this.state;
-    const wanted = [graphOpen, unfolded, this.showsLeaves, backward];
+    const wanted = [graphOpen, unfolded, this.bar.shows.leaves, this.bar.shows.views, backward];
     if (wanted.every((each, at) => each === this.placed[at])) return;
     const isFirst = !this.placed.length;
     this.placed = wanted;
     const from = new Motion(this.layout);
     const [x, y] = this.layout.position(this.toggled);
-    this.layout.place(graphOpen, unfolded, this.showsLeaves, backward);
+    this.layout.place(graphOpen, unfolded, this.bar.shows.leaves, this.bar.shows.views, backward);
     const [left, top] = this.layout.position(this.toggled);
     this.toggled = -1;
     const [right, down] = [(left - x) * this.camera.zoom, (top - y) * this.camera.zoom];
@@ -383,7 +354,7 @@ export class GraphView implements View, Drawn {
         .join(", ");
     return {
       caption: "Graph: what is on the screen",
-      head: ["node", "phase", "shape", overlay?.choice.label ?? "value", "reads from", "read by"],
+      head: ["node", "phase", "shape", overlay?.choice.label ?? "value", ...model.edgeNames],
       body: [...this.painter.drawn.keys()]
         .slice(0, 2000)
         .map((node) => [

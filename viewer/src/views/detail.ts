@@ -128,9 +128,9 @@ export class DetailPane {
     const twin = nodes.link("twin", node);
     const twins = [...(twin >= 0 ? [twin] : []), ...model.twinsOf.get(node)];
     const [from, to] = [model.into.get(node), model.outOf.get(node)];
-    if (from.length)
-      parts.push(section("Reads from", list(from.map((edge) => this.linkEdge(edge, "source")))));
-    if (to.length) parts.push(section("Read by", list(to.map((edge) => this.linkEdge(edge, "target")))));
+    const [source, target] = model.edgeNames;
+    if (from.length) parts.push(section(source, list(from.map((edge) => this.linkEdge(edge, "source")))));
+    if (to.length) parts.push(section(target, list(to.map((edge) => this.linkEdge(edge, "target")))));
     if (twins.length)
       parts.push(section("Forward and backward", list(twins.map((each) => this.linkNode(each)))));
     return parts;
