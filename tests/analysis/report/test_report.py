@@ -312,9 +312,10 @@ def test_a_large_graph_is_cut_at_a_depth_and_its_edges_lead_to_the_closed_module
     assert column(nodes, "label") == ["forward", "Net", "blocks", "0", "1", "input[0]"]
     assert rows(edges, "source", "target") == [(5, 3), (3, 4)]
     assert set(column(found.tables["spans"], "node")) <= {None, 1, 3, 4}
-    assert found.notes == (
+    assert tuple(note for note in found.notes if not note.startswith("not checked: ")) == (
         "The graph has 10 calls and ops. What is deeper than 2 levels below the root is left out.",
     )
+    assert found.notes[-1].startswith("not checked: ")
 
 
 def test_a_long_run_keeps_values_of_evenly_chosen_steps_and_spans_around_the_shown_one() -> None:
@@ -324,7 +325,7 @@ def test_a_long_run_keeps_values_of_evenly_chosen_steps_and_spans_around_the_sho
     assert sorted(set(column(spans, "step"))) == [6, 7, 8]
     of_steps = [(start, step) for kind, start, step in rows(spans, "kind", "start", "step") if kind == "step"]
     assert of_steps == rows(steps, "start", "number")[6:]
-    assert found.notes == (
+    assert tuple(note for note in found.notes if not note.startswith("not checked: ")) == (
         "Times, costs and memory of modules are medians of 7 steps, 2 to 8; all else is of step 8.",
         "The timeline has 3 steps of 9, those around the shown one.",
         "Of the values, 5 of 9 steps are here, evenly chosen.",

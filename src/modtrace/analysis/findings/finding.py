@@ -51,6 +51,13 @@ class Findings:
     checked: tuple[str, ...]  # the checks that were run
     unchecked: tuple[Unchecked, ...]
 
+    def describe_unchecked(self) -> list[str]:
+        """Returns a line for each reason why checks could not run: `not checked: update-size: ...; record ...`."""
+        reasons: dict[str, list[str]] = {}
+        for one in self.unchecked:
+            reasons.setdefault(one.why + (f"; {one.remedy}" if one.remedy else ""), []).append(one.check)
+        return [f"not checked: {', '.join(names)}: {reason}" for reason, names in reasons.items()]
+
     @property
     def ok(self) -> bool:
         """True if something was checked and no error was found."""

@@ -13,6 +13,7 @@ from .check import check
 from .finding import CannotCheck, Finding
 from .names import name_steps_of
 from .needs import lacks_backwards
+from .places import place_of_module
 
 #: Fewer earlier steps are what truncated backpropagation goes through.
 _FEW = 4
@@ -61,7 +62,7 @@ def GRAPH_OVER_STEPS(run: SampledSteps, steps: float = _FEW) -> Iterator[Finding
             else "they grow from step to step, and calls that are older are not known",
         ),
         rests_on=name_steps_of(run),
-        path=None if inner is None else inner.path,
+        **({} if inner is None else place_of_module(run, inner.module_id).fields()),
         step=last,
     )
 

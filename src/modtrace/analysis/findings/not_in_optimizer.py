@@ -12,7 +12,7 @@ from ..tables.placement import read_modules
 from ..tables.sampled_steps import SampledSteps
 from .check import check
 from .finding import CannotCheck, Finding
-from .names import name_steps_of
+from .names import list_others, name_steps_of
 from .places import place_of_module
 
 #: The path of a module that is registered nowhere, at the beginning of that of a parameter's module.
@@ -57,16 +57,16 @@ def NOT_IN_OPTIMIZER(run: SampledSteps) -> Iterator[Finding]:
         )
     left_out = [parameter for parameter in left_out if parameter.site_id not in unregistered]
     if left_out:
-        shown = first_few([parameter.name for parameter in left_out], 3)
+        shown = first_few([parameter.name for parameter in left_out], 1)
         them = "it" if len(left_out) == 1 else "them"
         verb = "gets gradients and is" if len(left_out) == 1 else "get gradients and are"
         yield Finding(
             severity="warning",
             text=f"{count_of(len(left_out), 'parameter')} {verb} in no optimizer that steps: {shown}",
             remedy=f"give {them} to the optimizer, or freeze {them} (requires_grad_(False)), which saves the gradients",
+            evidence=list_others([parameter.name for parameter in left_out]),
             rests_on=name_steps_of(run),
-            path=left_out[0].module.path,
-            parameter=left_out[0].slot,
+            **place_of_module(run, left_out[0].module.module_id, left_out[0].slot).fields(),
         )
     yield from _find_frozen(run, known)
 
@@ -95,6 +95,5 @@ def _find_frozen(run: SampledSteps, known: Sequence[Parameter]) -> Iterator[Find
         remedy="requires_grad_(True) before the optimizer is made, if they were to train",
         evidence=(f"those that train: {first_few([one.name for one in trained], 4)}",),
         rests_on=name_steps_of(run),
-        path=frozen[0].module.path,
-        parameter=frozen[0].slot,
+        **place_of_module(run, frozen[0].module.module_id, frozen[0].slot).fields(),
     )

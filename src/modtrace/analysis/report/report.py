@@ -69,7 +69,8 @@ def build_report(
     """
     nonfinite = find_nonfinite(data)
     steps = number_steps(data)
-    checked = run_checks(data, CHECKS, ignore=(NONFINITE.name,)).findings
+    answer = run_checks(data, CHECKS, ignore=(NONFINITE.name,))
+    checked = answer.findings
     shown = _show_step(
         data, limits, steps, _choose_step(nonfinite, comparison, checked, steps) if step is None else step
     )
@@ -79,7 +80,7 @@ def build_report(
     return Report(
         title=_name(data.meta.argv),
         about=tuple(_about(data)),
-        notes=tuple(_describe_missing(data, steps, shown, series)),
+        notes=(*_describe_missing(data, steps, shown, series), *answer.describe_unchecked()),
         shown_step=int(np.searchsorted(steps, shown.number)) if shown.number is not None else NONE,
         tables={
             **_tabulate_step(data, shown, find_origins(findings), series.measured, steps),

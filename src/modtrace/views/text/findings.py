@@ -89,11 +89,7 @@ def _describe_findings(found: Findings, top: int | None, run: str | None) -> Ite
 
 
 def _describe_unchecked(found: Findings) -> Iterator[Text]:
-    """Yields a line on the checks that were run, and one for those that were not for one reason."""
+    """Yields a line on the checks that were run, and one for each reason why others were not."""
     if found.checked:
         yield Text(f"checked: {', '.join(found.checked)}")
-    reasons: dict[str, list[str]] = {}
-    for one in found.unchecked:
-        reasons.setdefault(one.why + (f"; {one.remedy}" if one.remedy else ""), []).append(one.check)
-    for reason, names in reasons.items():
-        yield Text(f"not checked: {', '.join(names)}: {reason}")
+    yield from map(Text, found.describe_unchecked())
