@@ -1,6 +1,6 @@
 """Names modules and steps in the sentences of findings."""
 
-import itertools
+import math
 import re
 from collections import defaultdict
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ _NAMED = 3
 def name_alike(data: RecordingData, modules: Sequence[Module]) -> str:
     """Returns the names of modules: `head`, `blocks.0..31.attn`, `a and b`, or `a, b, c and 4 more`.
 
-    Paths that differ in one number, which counts up by one from each to the next, are one name.
+    Paths that differ in numbers, of which all between the least and the largest are there, are one name.
     """
     return name_paths([name_module(data, module) for module in modules])
 
@@ -43,15 +43,12 @@ def number_free(path: str) -> str:
 
 
 def _fold_numbers(names: Sequence[str]) -> Sequence[str]:
-    """Returns one name for those that differ in one number alone, if no number between is missing."""
-    rows = [[*map(int, _NUMBER.findall(name))] for name in names]
-    differing = [at for at, column in enumerate(zip(*rows, strict=True)) if len(set(column)) > 1]
-    if len(differing) == 1:
-        (at,) = differing
-        numbers = [row[at] for row in rows]
-        if numbers == [*range(numbers[0], numbers[0] + len(numbers))]:
-            *_, place = itertools.islice(_NUMBER.finditer(names[0]), at + 1)
-            return [f"{names[0][: place.end()]}..{numbers[-1]}{names[0][place.end() :]}"]
+    """Returns one name for those that differ in their numbers alone, if all of each number's range are there."""
+    rows = {tuple(map(int, _NUMBER.findall(name))) for name in names}
+    ends = [(min(column), max(column)) for column in zip(*rows, strict=True)]
+    if len(names) == len(rows) == math.prod(last - first + 1 for first, last in ends):
+        ranges = (f"{first}..{last}" if last > first else f"{first}" for first, last in ends)
+        return [_NUMBER.sub(lambda _: next(ranges), names[0])]
     return names
 
 
