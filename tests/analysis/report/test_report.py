@@ -173,6 +173,22 @@ def test_series_have_all_steps_of_a_site_after_each_other() -> None:
     ]
 
 
+def test_a_module_that_was_replaced_has_one_row_with_the_one_that_replaced_it() -> None:
+    build, net = typed_net(complete=True)
+    parts = [build.module("act", type_name, parent=net) for type_name in ("GELU", "ReLU")]
+    last = build.module("head", "Linear", parent=net)
+    for step in range(4):
+        build.step(step, 10 * step, 10 * step + 9)
+        root = build.call(net, 10 * step, 10 * step + 8, nth=0)
+        build.output(
+            build.call(parts[step // 2], 10 * step + 1, 10 * step + 2, parent=root, nth=0), [1.0 + step]
+        )
+        build.output(build.call(last, 10 * step + 3, 10 * step + 4, parent=root, nth=0), [0.5])
+    found = report(build.data()).tables
+    assert rows(found["sites"], "label", "role") == [("act", "output"), ("head", "output")]
+    assert column(found["series"], "max") == [1.0, 2.0, 3.0, 4.0, 0.5, 0.5, 0.5, 0.5]
+
+
 def test_what_was_not_measured_in_a_step_is_not_a_number_and_its_count_is_unknown() -> None:
     build, net = typed_net(complete=True)
     for step, numbers in enumerate(([1.0], None, [float("nan")])):

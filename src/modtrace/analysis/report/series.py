@@ -1,7 +1,7 @@
 """Builds the tables of measurements: sites, their statistics over the steps, and histograms."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from ..values.history_statistics import (
     merge_tier2_cells,
     to_stat,
 )
-from ..values.selection import SelectedValues, Selection, select_values
+from ..values.selection import Owner, SelectedValues, Selection, select_values
 from .modules import CLIPPED, Place
 from .tables import NONE, ReportTable, narrow, number_column, round_to_show, text_column
 
@@ -54,12 +54,27 @@ def read_measured(data: RecordingData) -> list[RoleValues]:
             continue
         try:
             selected = select_values(data, Selection(role=role.name, counters=False))
-            selected = selected.filter(is_measured(to_stat("rms"), selected.table))
+            selected = _join_replaced(selected.filter(is_measured(to_stat("rms"), selected.table)))
         except (ModtraceError, ValueError):  # the role has sites, but no measurements
             continue
         measured.append(RoleValues(role.name, selected, group_rows(selected), sites))
         sites += len(selected.names)
     return measured
+
+
+def _join_replaced(selected: SelectedValues) -> SelectedValues:
+    """Returns the values with one site for a module and for the one that replaced it under the same name."""
+    first: dict[tuple[str, Owner], int] = {}
+    keys = zip(selected.names, selected.owners, strict=True)
+    site = np.array([first.setdefault(key, len(first)) for key in keys], np.int64)
+    _, rows = np.unique(site, return_index=True)
+    return replace(
+        selected,
+        site=site[selected.site],
+        names=tuple(name for name, _ in first),
+        primary=tuple(selected.primary[row] for row in rows.tolist()),
+        owners=tuple(owner for _, owner in first),
+    )
 
 
 def _count_sites(measured: list[RoleValues]) -> int:
