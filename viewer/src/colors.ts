@@ -64,14 +64,14 @@ export class Scale {
   readonly low: number;
   readonly high: number;
 
-  /** Takes the range of the finite values. Magnitudes over more than three decades are drawn by their logarithm. */
-  constructor(...values: ArrayLike<number>[]) {
+  /** Takes the range of the finite values. Magnitudes whose range is more than `widest` are drawn by their logarithm. */
+  constructor(values: readonly ArrayLike<number>[], widest = 1000) {
     const { low, least, high } = findRange(...values);
     if (low < 0) {
       this.kind = "diverging";
       this.high = Math.max(-low, high);
       this.low = -this.high;
-    } else if (least < Infinity && high / least > 1000) {
+    } else if (least < Infinity && high / least > widest) {
       this.kind = "log";
       this.low = Math.max(least, high * 1e-12);
       this.high = high;

@@ -26,7 +26,7 @@ export class Overlay {
     readonly folded: Float64Array,
     private readonly column: Column,
   ) {
-    this.scale = this.isKinds ? new Scale() : new Scale(modules, nodes);
+    this.scale = new Scale(this.isKinds ? [] : [modules, nodes]);
   }
 
   get isKinds(): boolean {

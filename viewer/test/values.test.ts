@@ -24,16 +24,17 @@ test("long texts are shortened in the middle", () => {
 });
 
 test("a scale is by logarithm over more than three decades, and around 0 if values are negative", () => {
-  expect(new Scale([1, 10, NaN, Infinity]).kind).toBe("linear");
-  expect(new Scale([1e-6, 1, 0]).kind).toBe("log");
-  const diverging = new Scale([-2, 1]);
+  expect(new Scale([[1, 10, NaN, Infinity]]).kind).toBe("linear");
+  expect(new Scale([[1e-6, 1, 0]]).kind).toBe("log");
+  expect(new Scale([[1, 11]], 10).kind).toBe("log");
+  const diverging = new Scale([[-2, 1]]);
   expect([diverging.kind, diverging.low, diverging.high, diverging.place(0)]).toEqual([
     "diverging",
     -2,
     2,
     0.5,
   ]);
-  expect(new Scale([]).color(NaN)).toBe(NONFINITE);
+  expect(new Scale([[]]).color(NaN)).toBe(NONFINITE);
 });
 
 test("text on a colour is the one that is read better", () => {
@@ -95,7 +96,7 @@ test("a kind has one number and one colour for modules and nodes, whatever their
 });
 
 test("where all is zero, zero has the lowest colour", () => {
-  expect(new Scale([0, 0]).place(0)).toBe(0);
+  expect(new Scale([[0, 0]]).place(0)).toBe(0);
 });
 
 test("what was measured of no module, as a loss, is no choice of colours", () => {

@@ -445,6 +445,17 @@ def test_the_choice_of_colours_is_off_where_nothing_is_coloured_by_it(
     assert off == {"Findings": True, "Modules": True, "Graph": False, "Timeline": False, "Values": True}
 
 
+def test_a_heat_map_has_a_scale_and_a_row_for_a_module_that_was_replaced_in_mid_run(
+    page: DrivenPage, files: dict[str, Path]
+) -> None:
+    page.open(files["nan"], "view=values&role=output&step=3")
+    texts = page.picture()
+    assert texts.count("blocks.3.mlp.gelu") == 1
+    assert {"log scale", "not finite"} <= set(texts)
+    assert texts[-4:] == ["0", "1", "2", "3"]  # the steps, below the rows
+    assert page.ask("axe") == []
+
+
 def test_names_of_any_kind_are_text_and_nothing_of_them_runs(page: DrivenPage, tmp_path: Path) -> None:
     hostile().write_html(tmp_path / "evil.html")
     page.open(tmp_path / "evil.html")

@@ -1,6 +1,6 @@
 /** Axes and lines of charts. */
 
-import { findRange } from "../colors";
+import { findRange, NONFINITE, type Scale } from "../colors";
 import { formatNumber, formatTick, shorten } from "../format";
 import type { Area, Painter } from "../painter";
 import { readTheme } from "../theme";
@@ -44,6 +44,30 @@ export function drawAxis(
     if (at > x + 16 && at < x + width - 24)
       painter.text(format(tick), at, y + height - 8, { color: theme.dim, size: 11, align: "center" });
   }
+}
+
+/** Draws the colours of a scale with an axis below them, and what is not finite beside them. */
+export function drawScale(painter: Painter, x: number, y: number, width: number, scale: Scale): void {
+  const theme = readTheme();
+  const label = { color: theme.dim, size: 11 };
+  const bar = Math.max(60, width - 90);
+  const cells = Array.from({ length: 64 }, (_, at) => scale.color(scale.at(at / 63)));
+  painter.cells(x, y, bar, 9, [cells]);
+  const isLog = scale.kind === "log";
+  const [low, high] = isLog ? [Math.log10(scale.low), Math.log10(scale.high)] : [scale.low, scale.high];
+  const places = scale.high > scale.low ? ticks(low, high, bar / 60) : [low];
+  for (const tick of places.length > 1 || !isLog ? places : [low, high]) {
+    const value = isLog ? 10 ** tick : tick;
+    const at = x + scale.place(value) * bar;
+    painter.line([at, y + 9, at, y + 12], { color: theme.dim });
+    painter.text(formatTick(isLog ? Number(value.toPrecision(2)) : value), at, y + 23, {
+      ...label,
+      align: "center",
+    });
+  }
+  painter.rect(x + bar + 10, y, 9, 9, NONFINITE);
+  painter.text("not finite", x + bar + 23, y + 9, label);
+  if (isLog) painter.text("log scale", x - 8, y + 9, { ...label, align: "right" });
 }
 
 /** A chart of lines that is drawn, and answers what is at a point. */

@@ -299,7 +299,7 @@ export class ModuleTable implements View {
     );
     if (column.dictionary === null && !Number.isNaN(value)) {
       let scale = this.scales.get(column);
-      if (!scale) this.scales.set(column, (scale = new Scale(column.values)));
+      if (!scale) this.scales.set(column, (scale = new Scale([column.values])));
       const share = Number.isFinite(value)
         ? Math.round(
             (scale.kind === "diverging" ? Math.abs(scale.place(value) - 0.5) * 2 : scale.place(value)) * 45,

@@ -3,15 +3,21 @@
 import { kindColor, NONFINITE, Scale } from "../colors";
 import type { Context, Picture, TextTable, View } from "../context";
 import { button, h, replaceChildren, select } from "../dom";
-import { formatNumber, shorten } from "../format";
+import { shorten } from "../format";
 import type { Painter } from "../painter";
 import type { Column } from "../payload";
 import type { State } from "../state";
 import { readTheme } from "../theme";
 import { type Drawn, Drawing } from "./canvas";
-import { CHART, type Chart, drawChart, LEFT, valueText } from "./chart";
+import { CHART, type Chart, drawChart, drawScale, LEFT, ticks, valueText } from "./chart";
 import { drawHistogram, histogramAt } from "./histogram";
 
+/** The room above the heat map for its title and scale, below it for its axis, and for the name of a row. */
+const HEAD = 66;
+const AXIS = 34;
+const LABEL = 13;
+/** Colours of a heat map are by the logarithm where the greatest magnitude is more than this many times the least. */
+const WIDEST = 10;
 /** As many lines as there are colours to tell them apart. */
 const MOST_LINES = 8;
 
@@ -53,8 +59,7 @@ export class ValuesView implements View, Drawn {
     return found;
   }
 
-  /** The selected site, or the first one of the selected module with the chosen role; a module that was replaced by
-   * another one has several. */
+  /** The selected site, or the first one of the selected module with the chosen role that was measured at the step. */
   private get site(): number {
     const { model } = this.context;
     const { site, module, role } = this.state;
@@ -148,16 +153,16 @@ export class ValuesView implements View, Drawn {
 
   private measure(): number {
     const sites = this.listSites();
-    const row = sites.length <= 40 ? 15 : sites.length <= 120 ? 12 : 5;
+    const row = sites.length <= 40 ? 15 : sites.length <= 120 ? 13 : 5;
     const charts = this.scalarCharts().length;
-    const top = (charts ? CHART : 0) + (this.lines().length ? CHART : 0) + 34;
+    const top = (charts ? CHART : 0) + (this.lines().length ? CHART : 0) + HEAD;
     this.heat = { y: top, row, sites };
     return this.heatEnd() + Math.max(0, charts - 1) * CHART;
   }
 
   private heatEnd(): number {
     const { y, row, sites } = this.heat;
-    return y + Math.max(1, sites.length) * row + 20;
+    return y + Math.max(1, sites.length) * row + AXIS;
   }
 
   private lines(): number[] {
@@ -256,26 +261,22 @@ export class ValuesView implements View, Drawn {
     const theme = readTheme();
     const { y, row, sites } = this.heat;
     const values = sites.map((site) => this.valuesOf(site));
-    const scale = new Scale(...values);
+    const scale = new Scale(values, WIDEST);
     const title = `${this.statistic?.spec.label ?? ""} of ${model.roleName(this.role)}: a row for each layer, a column for each step`;
-    painter.text(title, 12, y - 10, { color: theme.text, bold: true });
-    const [low, high] = [formatNumber(scale.low), formatNumber(scale.high)];
-    painter.text(
-      `${low} to ${high}${scale.kind === "log" ? " (log)" : ""}; red is not finite`,
-      LEFT + width,
-      y - 10,
-      { color: theme.dim, size: 11, align: "right" },
-    );
+    painter.text(title, 12, y - HEAD + 20, { color: theme.text, bold: true });
+    drawScale(painter, LEFT, y - HEAD + 34, Math.min(260, width), scale);
     const colors = values.map((line) =>
       line.map((value) => (Number.isNaN(value) ? null : value === Infinity ? NONFINITE : scale.color(value))),
     );
     painter.cells(LEFT, y, width, row * sites.length, colors);
-    const every = Math.ceil(12 / row);
+    const every = Math.ceil(LABEL / row);
+    const chosen = sites.indexOf(this.site);
     sites.forEach((site, at) => {
       const isChosen = site === this.site;
       if (isChosen)
         painter.rect(LEFT - 3, y + at * row - 0.5, width + 6, row + 1, null, { color: theme.text, width: 2 });
-      if (at % every === 0 || isChosen)
+      const isCovered = chosen >= 0 && Math.abs(at - chosen) < every;
+      if (isChosen || (at % every === 0 && !isCovered))
         painter.text(shorten(model.siteName(site), 36), LEFT - 8, y + at * row + Math.max(row, 11) - 2.5, {
           color: isChosen ? theme.accent : theme.dim,
           size: 11,
@@ -285,6 +286,14 @@ export class ValuesView implements View, Drawn {
     });
     const column = model.seriesPosition(this.state.step);
     const cell = width / this.positions;
+    const bottom = y + row * sites.length;
+    for (const step of ticks(0, this.positions - 1, width / 90))
+      if (Number.isInteger(step))
+        painter.text(this.stepNumber(step), LEFT + (step + 0.5) * cell, bottom + 15, {
+          color: theme.dim,
+          size: 11,
+          align: "center",
+        });
     painter.rect(LEFT + column * cell, y - 2, Math.max(cell, 1.5), row * sites.length + 4, null, {
       color: theme.text,
     });
