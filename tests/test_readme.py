@@ -1,6 +1,7 @@
 """What the README says works: its Python runs, its commands and options exist."""
 
 import re
+import shutil
 from importlib.metadata import requires
 from pathlib import Path
 
@@ -56,7 +57,7 @@ def test_python_is_there() -> None:
 
 
 def test_first_commands_name_the_op_that_the_readme_names(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text((PROJECT / "examples" / "train_gpt.py").read_text())
+    shutil.copytree(PROJECT / "examples", tmp_path / "examples")
     record, nonfinite = [line.split()[1:] for line in console_lines() if line.startswith("modtrace ")][:2]
     run_modtrace(tmp_path, *record, "--width", "64", "--context", "16", "--batch", "2")
     answer = run_modtrace(tmp_path, *nonfinite, status=1)
