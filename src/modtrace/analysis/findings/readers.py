@@ -80,6 +80,7 @@ def _find_readers(run: SampledSteps, own: Sequence[int], step: Column) -> list[M
 
 
 def _describe(run: SampledSteps, op: Mapping[str, Any]) -> str:
-    calls = run.find("calls", ["call_id", "module_id"], call_id=np.array([op["call_id"] or -1])).to_pylist()
+    call = np.array([-1 if op["call_id"] is None else op["call_id"]])
+    calls = run.find("calls", ["call_id", "module_id"], call_id=call).to_pylist()
     where = f" in {place_of_module(run, calls[0]['module_id']).name}" if calls else " outside of modules"
     return f"{op['name']}{where}" + (f" at {op['source']}" if op["source"] else "")
