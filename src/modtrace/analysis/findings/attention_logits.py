@@ -14,7 +14,7 @@ from .finding import Finding
 from .names import name_steps_of
 from .needs import lacks_ops, require_steps
 from .places import place_of_module
-from .read_by_ops import find_makers, find_read
+from .readers import find_makers, find_read
 
 #: The op that makes probabilities of logits.
 _SOFTMAX = "_softmax"

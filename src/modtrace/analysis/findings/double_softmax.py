@@ -13,7 +13,7 @@ from .finding import Finding
 from .names import name_steps_of
 from .needs import lacks_ops
 from .places import place_of_module
-from .read_by_ops import find_makers
+from .readers import find_makers
 
 #: Losses that make probabilities of logits themselves, by their ops, and the op that has made some before by mistake.
 #: A softmax of a softmax is no such thing: routers and attention compute it.

@@ -1,24 +1,53 @@
-"""Finds which ops read what a module returns, if ops were recorded."""
+"""Finds which ops made what other ops read, and which read what a module returns, if ops were recorded."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ...recording.phase import FORWARD
 from ...recording.suggestions import count_of
-from ..tables.columns import Column, column_of
+from ..tables.columns import Column, column_of, find_rows, take
 from ..tables.ops import bare_name
 from ..tables.placement import Module, read_modules
 from ..tables.sampled_steps import SampledSteps
 from .places import place_of_module
 
-#: The largest number of views that are followed from what a module returns to the op that reads it.
+#: The largest number of views that are followed from an op or module to another op.
 _MOST_VIEWS = 8
 
 _DETACHES, _SHOWN = "detach", 2
 
 _COLUMNS = ("op_id", "call_id", "phase", "name", "is_view", "source")
+
+
+def find_makers(run: SampledSteps, op_id: Column, slot: str) -> Iterator[Column]:
+    """Yields for each op the op that made what it reads in a slot; where that is a view, then what made what it views.
+
+    -1 stands for none.
+    """
+    reader = op_id
+    for _ in range(_MOST_VIEWS):
+        tensor = find_read(run, reader, slot)
+        tensors = run.find("tensors", ["tensor_id", "producer_op"], tensor_id=tensor)
+        maker = take(column_of(tensors, "producer_op"), find_rows(column_of(tensors, "tensor_id"), tensor))
+        yield maker
+        ops = run.find("ops", ["op_id", "is_view"], op_id=maker)
+        is_view = (
+            take(column_of(ops, "is_view").astype(np.int64), find_rows(column_of(ops, "op_id"), maker)) == 1
+        )
+        reader, slot = np.where(is_view, maker, -1), "self"
+        if not is_view.any():
+            return
+
+
+def find_read(run: SampledSteps, op_id: Column, slot: str) -> Column:
+    """Returns the tensor that each op reads in a slot; -1 for none."""
+    uses = run.find("uses", ["consumer_op", "slot", "tensor_id"], consumer_op=op_id)
+    is_one = np.array([used == slot for used in uses["slot"].to_pylist()], bool)
+    return take(
+        column_of(uses, "tensor_id")[is_one], find_rows(column_of(uses, "consumer_op")[is_one], op_id)
+    )
 
 
 def describe_readers(run: SampledSteps, module: Module, steps: Column) -> tuple[str, str] | None:
