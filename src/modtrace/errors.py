@@ -95,7 +95,8 @@ _LONGEST = 200
 def describe_error(error: BaseException) -> str:
     """Returns the class of an error and the first line of its text, if it has one, without a full stop.
 
-    Of a line of more than 200 characters it is the whole sentences, or else the whole words, that are not longer.
+    Of a line of more than 200 characters it is the whole sentences that are not longer, or else the whole words, if
+    these have more than 100 characters.
     """
     said = _first_line(error)
     return f"{type(error).__name__}: {said}" if said else type(error).__name__
@@ -108,6 +109,8 @@ def _first_line(error: BaseException) -> str:
         return ""
     line = (text.strip().splitlines() or [""])[0]
     if len(line) > _LONGEST:
-        sentences, stop, _ = line[:_LONGEST].rpartition(". ")
-        line = sentences if stop else f"{line[:_LONGEST].rpartition(' ')[0] or line[:_LONGEST]} …"
+        begun = line[:_LONGEST]
+        sentences, whole = begun.rpartition(". ")[0], begun.rpartition(" ")[0]
+        line = f"{whole if len(whole) > _LONGEST // 2 else begun} …"
+        line = sentences if len(sentences) > _LONGEST // 2 else line
     return line if line.endswith("..") else line.removesuffix(".")

@@ -112,7 +112,7 @@ def _scores() -> Loop:
 
 CAUSES = {
     "many samples": (_many_samples, 9 * _MB, "activations take", "a smaller batch"),
-    "no checkpointing": (_deep, 12 * _MB, "activations take", "checkpoint 0.."),
+    "no checkpointing": (_deep, 12 * _MB, "activations take", "checkpoint Sequential/0.."),
     "kept outputs": (_kept_outputs, 2 * _MB, "results of earlier steps take", "loss.item()"),
     "states": (_states, 5 * _MB, "parameters, gradients and optimizer states take", "shard them"),
     "scores": (_scores, 12 * _MB, "one op asks for 16.8 MB", "scaled_dot_product_attention"),
