@@ -312,6 +312,8 @@ def test_views_are_left_out_until_they_are_asked_for_and_without_ops_arrows_are_
         page.ask("click", role="button", name="View ops")
         page.settle()
         assert page.evaluate(f"{button}.getAttribute('aria-pressed')") == "true"
+        page.ask("click", role="button", name="Fit")  # what lies outside of the window is not drawn
+        page.settle()
         assert page.picture().count("t") == 2
     assert page.problems() == []
 
