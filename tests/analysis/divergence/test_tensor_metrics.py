@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from modtrace.analysis.divergence.tensor_metrics import TensorDifference, compare_tensors, to_numbers
+from modtrace.analysis.divergence.tensor_metrics import TensorDifference, compare_tensors
 from modtrace.recording.raw_tensor import RawTensor
+from modtrace.recording.statistics.number_formats import to_float64
 
 
 def raw(tensor: torch.Tensor) -> RawTensor:
@@ -60,13 +61,13 @@ def test_numbers_of_each_dtype_are_those_of_torch(dtype: torch.dtype) -> None:
         (bits < 7) if dtype is torch.bool else bits.view(dtype) if dtype.itemsize == 1 else bits.to(dtype)
     )
 
-    numbers = to_numbers(raw(tensor))
+    numbers = to_float64(raw(tensor))
 
     assert numbers is not None
     np.testing.assert_array_equal(numbers, tensor.to(torch.float64).numpy())
 
 
 def test_complex_numbers_have_an_axis_of_parts() -> None:
-    numbers = to_numbers(raw(torch.tensor([1 + 2j], dtype=torch.complex64)))
+    numbers = to_float64(raw(torch.tensor([1 + 2j], dtype=torch.complex64)))
 
     assert numbers is not None and numbers.tolist() == [[1.0, 2.0]]

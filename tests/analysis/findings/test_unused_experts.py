@@ -120,15 +120,39 @@ class Together(nn.Module):
         self.weights = nn.Parameter(torch.randn(count, width, width) / width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        _, weight, chosen = self.gate(x.flatten(0, -2))
+        _, _, weight, chosen = self.gate(x.flatten(0, -2))
         out = torch.einsum("tw,tkwv,tk->tv", x.flatten(0, -2), self.weights[chosen], weight)
         return x + out.view_as(x)
 
 
 class _Router(nn.Linear):
+    """Returns hidden states, logits, weights and numbers of experts."""
+
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         logits = super().forward(x)
-        return logits, *logits.softmax(-1).topk(2)
+        return torch.cat([x, x], -1), logits.bfloat16(), *logits.softmax(-1).topk(2)
+
+
+class _Unlogged(_Router):
+    """Returns the numbers of experts without their logits."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        hidden, _, *chosen = super().forward(x)
+        return hidden, *chosen
+
+
+class _Choosing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = _Unlogged(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.gate(x)[1].sum(-1, keepdim=True)
+
+
+def test_numbers_beside_hidden_states_alone_are_no_experts() -> None:
+    values = ["stats", modtrace.Capture(include="**.gate", roles=("output",), tensors=True)]
+    assert check_run(train(_Choosing(), [50, 0, -50, 50], values=values), CHECK) == ()
 
 
 @pytest.mark.parametrize("bias", [[0, 0, 0, 0], [50, 0, -50, 50]])

@@ -9,6 +9,7 @@ from ...errors import RecordingError
 from ...recording.protocols import RecordingData
 from ...recording.statistics.fingerprints import SKETCH_FLOOR, sketch_distances
 from ...recording.statistics.moments import RAW, Counts, Numbers, StatColumns
+from ...recording.statistics.number_formats import to_float64
 from ..alignment.contract import Alignment
 from ..tables.columns import Bools, Column, Rows, number_codes
 from ..tables.measured import ComparedRows, read_measured
@@ -18,7 +19,6 @@ from .tensor_metrics import (
     compare_numbers,
     compare_tensors,
     distances,
-    to_numbers,
 )
 
 # What an error is computed from, best first.
@@ -285,7 +285,7 @@ def _compare_tensors(alignment: Alignment, one: ComparedRows, other: ComparedRow
         raw_whole, raw_part = whole.tensor(pair), part.tensor(pair)
     except RecordingError:
         return None
-    numbers, own = to_numbers(raw_whole), to_numbers(raw_part)
+    numbers, own = to_float64(raw_whole), to_float64(raw_part)
     if numbers is None or own is None:
         return None
     if joined.permuted[pair] >= 0:

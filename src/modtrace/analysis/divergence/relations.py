@@ -11,8 +11,9 @@ import numpy as np
 from ...errors import RecordingError
 from ...recording.statistics.fingerprints import sketch_of_ones
 from ...recording.statistics.moments import Numbers
+from ...recording.statistics.number_formats import to_float64
 from ..tables.measured import ComparedRows
-from .tensor_metrics import distances, norm_of, to_numbers
+from .tensor_metrics import distances, norm_of
 
 #: A relation may leave this share of a tensor, or this multiple of the noise, unexplained.
 _LEFT = 1e-5
@@ -63,7 +64,7 @@ def find_relation(
     sizes = dict.fromkeys([*a.shape(pair), int(a.numel[pair]), *sizes])
     if a.has_tensor[pair] and b.has_tensor[pair]:
         with suppress(RecordingError):
-            first, second = to_numbers(a.tensor(pair)), to_numbers(b.tensor(pair))
+            first, second = to_float64(a.tensor(pair)), to_float64(b.tensor(pair))
             if (
                 first is not None
                 and second is not None

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from ...recording.raw_tensor import RawTensor
 from ...recording.statistics.moments import Numbers
-from ...recording.statistics.number_formats import FLOAT8, float8_table
+from ...recording.statistics.number_formats import to_float64
 
 #: The distance between 1 and the next larger number, by dtype. Integers and bools have none.
 EPSILONS = {
@@ -25,23 +25,6 @@ EPSILONS = {
     "float8_e5m2fnuz": 2.0**-2,
     "float8_e8m0fnu": 1.0,
 }
-
-
-def to_numbers(raw: RawTensor) -> Numbers | None:
-    """Returns the elements as float64, with the parts of complex ones along a last axis; None for an unknown dtype."""
-    array = raw.to_numpy()
-    if raw.dtype == "bfloat16":
-        return np.asarray((array.astype(np.uint32) << np.uint32(16)).view(np.float32), np.float64)
-    if raw.dtype in FLOAT8:
-        return np.asarray(float8_table(raw.dtype)[array])
-    if raw.dtype == "complex32":
-        return np.asarray(array.view(np.float16).reshape(*array.shape, 2), np.float64)
-    if array.dtype.kind == "c":
-        parts = array.view(array.real.dtype).reshape(*array.shape, 2)
-        return np.asarray(parts, np.float64)
-    if array.shape != raw.shape or array.dtype.kind not in "fiub":
-        return None
-    return np.asarray(array, np.float64)
 
 
 def ulp_of(numbers: npt.NDArray[np.float64], dtype: str) -> Numbers | None:
@@ -82,7 +65,7 @@ def compare_tensors(
     Elements that are the same infinity, or NaN in both, count as equal. `axes` permutes the dimensions of the second
     tensor first, as in `transpose` of numpy.
     """
-    first, second = to_numbers(a), to_numbers(b)
+    first, second = to_float64(a), to_float64(b)
     if first is None or second is None:
         return None
     if axes is not None:

@@ -1,6 +1,5 @@
 """Sums up what lived when an op could not have memory, from the table `alive`."""
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from ..tables.columns import column_of
 from ..tables.one_step import IndexedTables
 from ..tables.placement import NO_PLACE_NAMES, Module, name_module, read_modules
 from ..tables.placement import OUTSIDE as OUTSIDE_OF_TREE
+from .names import number_free
 
 PARAMETERS, GRADIENTS, STATES, BUFFERS = "parameters", "gradients", "optimizer states", "buffers"
 ACTIVATIONS, EARLIER, FLOWING = "activations", "results of earlier steps", "gradients of activations"
@@ -28,9 +28,6 @@ _OF_ROLES = {
     BUFFER: BUFFERS,
 }
 _OF_PHASES = {FORWARD: ACTIVATIONS, RECOMPUTE: ACTIVATIONS, BACKWARD: FLOWING, OPTIMIZER: STATES}
-
-#: The position in a list, in a path.
-_NUMBER = re.compile(r"(?<![^./])\d+(?![^.])")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,9 +80,9 @@ class OutOfMemory:
         """The bytes by module, the largest first; those whose paths differ in numbers are one: `blocks.*.fc`."""
         alike: dict[str, set[str]] = {}
         for one in self.holders:
-            alike.setdefault(_NUMBER.sub("*", one.place), set()).add(one.place)
+            alike.setdefault(number_free(one.place), set()).add(one.place)
         names = {path: next(iter(paths)) if len(paths) == 1 else path for path, paths in alike.items()}
-        return _sum((names[_NUMBER.sub("*", one.place)], one.bytes) for one in self.holders)
+        return _sum((names[number_free(one.place)], one.bytes) for one in self.holders)
 
     @cached_property
     def by_line(self) -> Mapping[str, int]:

@@ -11,8 +11,8 @@ from ..tables.columns import Column
 from ..tables.placement import Module, name_module
 from ..tables.sampled_steps import SampledSteps
 
-#: The numbers in a path.
-_NUMBER = re.compile(r"(?<=[./])\d+|^\d+")
+#: The parts of a path that are numbers: positions in lists.
+_NUMBER = re.compile(r"(?<![^./])\d+(?![^.])")
 
 #: The largest number of modules that are named one by one.
 _NAMED = 3

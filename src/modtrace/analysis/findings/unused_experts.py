@@ -1,12 +1,14 @@
 """Finds experts that the router never chooses, and routers that choose a few of them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from ...recording.arrow.arrays import from_numpy, to_numpy
+from ...recording.raw_tensor import RawTensor
 from ...recording.role import OUTPUT
+from ...recording.statistics.number_formats import to_float64
 from ...recording.suggestions import count_of, first_few
 from ..tables.columns import Column, find_rows, split_rows
 from ..tables.placement import read_modules
@@ -92,21 +94,40 @@ def _find_layers(run: SampledSteps, values: PlacedValues) -> Iterator[_Experts]:
 
 
 def _find_chosen(run: SampledSteps, values: PlacedValues) -> Iterator[_Experts]:
-    """Yields the experts whose numbers a router returns for each token, beside a row of as many logits."""
-    has_tensor = to_numpy(values.table["blob"].is_valid())
-    for router, rows in split_rows(np.flatnonzero(has_tensor), values.module[has_tensor]):
-        returned = values.table.select(["shape", "dtype", "blob"]).take(from_numpy(rows)).to_pylist()
-        tokens = np.zeros(max(row["shape"][-1] if row["shape"] else 0 for row in returned), np.int64)
-        for row in returned:
-            beside = [one["shape"] for one in returned if "float" in one["dtype"]]
-            count = max(
-                (shape[-1] for shape in beside if shape[:-1] == row["shape"][:-1] and shape), default=0
-            )
-            if "int" in row["dtype"] and row["shape"] and row["shape"][-1] < count:
-                chosen = run.data.tensor(row["blob"]).to_numpy()
-                tokens[:count] += np.bincount(chosen[(chosen >= 0) & (chosen < count)], minlength=count)
-        if np.count_nonzero(tokens) and len(tokens) >= _LEAST:
-            yield _Experts([router] * len(tokens), tokens, are_modules=False)
+    """Yields the experts whose numbers routers return for each token, beside a row of as many logits."""
+    kept = np.flatnonzero(to_numpy(values.table["blob"].is_valid()))
+    blobs = values.table["blob"].take(from_numpy(kept)).to_pylist()
+    tokens: dict[tuple[int, int], Column] = {}  # by the router and the number of its experts
+    for _, rows in split_rows(np.arange(len(kept)), values.call_id[kept]):
+        router = int(values.module[kept[rows[0]]])
+        returned = [run.data.tensor(blobs[row]) for row in rows.tolist()]
+        for chosen in returned:
+            counts = _count_chosen(chosen, returned)
+            if counts is not None:
+                tokens[router, len(counts)] = tokens.get((router, len(counts)), 0) + counts
+    for (router, count), of_experts in tokens.items():
+        if count >= _LEAST:
+            yield _Experts([router] * count, of_experts, are_modules=False)
+
+
+def _count_chosen(chosen: RawTensor, beside: Sequence[RawTensor]) -> Column | None:
+    """Returns how many tokens chose each expert; None if the tensor does not hold numbers of experts.
+
+    They are such if there are logits from which they can have been chosen: for at least half of the tokens the largest
+    is among them.
+    """
+    if not chosen.shape or "int" not in chosen.dtype:
+        return None
+    for other in beside:
+        is_wider = other.shape[:-1] == chosen.shape[:-1] and other.shape[-1] > chosen.shape[-1]
+        logits = to_float64(other) if is_wider and "float" in other.dtype else None
+        if logits is not None and logits.size:
+            numbers = chosen.to_numpy()
+            if (numbers == logits.argmax(-1)[..., None]).any(-1).mean() >= 0.5:
+                return np.bincount(
+                    numbers[(numbers >= 0) & (numbers < other.shape[-1])], minlength=other.shape[-1]
+                )
+    return None
 
 
 def _count_tokens(run: SampledSteps, values: PlacedValues) -> dict[int, Column]:

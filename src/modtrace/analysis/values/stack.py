@@ -9,6 +9,7 @@ import numpy.typing as npt
 from ...recording.arrow.arrays import from_numpy
 from ...recording.protocols import RecordingData
 from ...recording.raw_tensor import RawTensor
+from ...recording.statistics.number_formats import to_float64
 from ...recording.suggestions import first_few
 from ..tables.columns import column_of
 from .history_statistics import group_rows
@@ -66,8 +67,8 @@ def build_stack(data: RecordingData, step: int | None, selection: Selection) -> 
 
 def _to_numbers(name: str, tensor: RawTensor) -> npt.NDArray[Any]:
     array = tensor.to_numpy()
-    if tensor.dtype == "bfloat16":  # bfloat16 is the upper half of a float32
-        return (array.astype(np.uint32) << 16).view(np.float32)
+    if tensor.dtype == "bfloat16":
+        return np.asarray(to_float64(tensor), np.float32)
     if array.dtype.name != tensor.dtype:
         raise ValueError(
             f"{name}: numpy has no {tensor.dtype}. Read each with rec.tensor(), which gives torch's."

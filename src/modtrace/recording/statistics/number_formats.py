@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ..raw_tensor import RawTensor
 from ..suggestions import did_you_mean
 
 
@@ -81,3 +82,20 @@ def to_format(name: str) -> NumberFormat:
         return FORMATS[name]
     hint = did_you_mean(name, FORMATS)
     raise ValueError(f"no number format {name!r}.{hint} There are: {', '.join(FORMATS)}")
+
+
+def to_float64(raw: RawTensor) -> npt.NDArray[np.float64] | None:
+    """Returns the elements as float64, with the parts of complex ones along a last axis; None for an unknown dtype."""
+    array = raw.to_numpy()
+    if raw.dtype == "bfloat16":  # the upper half of a float32
+        return np.asarray((array.astype(np.uint32) << np.uint32(16)).view(np.float32), np.float64)
+    if raw.dtype in FLOAT8:
+        return np.asarray(float8_table(raw.dtype)[array])
+    if raw.dtype == "complex32":
+        return np.asarray(array.view(np.float16).reshape(*array.shape, 2), np.float64)
+    if array.dtype.kind == "c":
+        parts = array.view(array.real.dtype).reshape(*array.shape, 2)
+        return np.asarray(parts, np.float64)
+    if array.shape != raw.shape or array.dtype.kind not in "fiub":
+        return None
+    return np.asarray(array, np.float64)
