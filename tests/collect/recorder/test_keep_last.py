@@ -366,7 +366,7 @@ def test_eighty_steps_hold_as_many_objects_as_forty(tmp_path: Path) -> None:
         for _ in range(4):
             training.run(20)
             counted.append(settled(rec, lambda: training.run(1)))
-    assert_bounded(counted[1:])
+    assert_bounded(counted[1:], slack=4)  # a step has four gradients that are measured
 
 
 # What may be given.

@@ -15,6 +15,7 @@ from ...torch_internals.autograd import (
     sequence_nr,
 )
 from ...torch_internals.dynamo import is_dynamo_compiling, is_tracing, keep_out_of_dynamo
+from ...torch_internals.gradients import backward_begins
 from ..log.device_times import DeviceTimes
 from ..log.listeners import Subscribers, notify_all
 from ..log.segments import BackwardSpan, CallRef, Segment
@@ -88,6 +89,7 @@ class BackwardWatcher:
             self._end(backward, hooks, raised)
 
     def _make(self, args: Any, kwargs: Any) -> tuple[Backward, CallHooks]:
+        backward_begins()
         log, task = self._logs.current, graph_task_id()
         outer = log.backward or (self.running(log, task) if task >= 0 else None)
         backward = Backward(log, outer, args, kwargs)

@@ -12,8 +12,8 @@ from ...recording.arrow.arrays import from_strings
 from ...recording.out_of_memory import is_out_of_memory
 from ...recording.role import BUFFER, OPTIMIZER_STATE, PARAMETER, PARAMETER_GRAD
 from ...torch_internals.device_memory import read_bytes_of
+from ...torch_internals.gradients import read_gradients
 from ...torch_internals.modes import DisableTorchFunction
-from ...torch_internals.tensors import grad_of
 from ..identity_map import IdentityMap
 from ..log.nesting import Ints
 from ..scopes.tracker import ScopeTracker
@@ -113,11 +113,12 @@ class AliveStorages:
             module = named.module
             if module is None:
                 continue
-            for name, parameter in [*module._parameters.items()]:
+            parameters = dict(module._parameters.items())
+            gradients = read_gradients(parameters.values()) or len(parameters) * [None]
+            for (name, parameter), gradient in zip(parameters.items(), gradients, strict=True):
                 if parameter is not None and id(parameter) not in owners:
                     owners[id(parameter)] = named.module_id, name
                     yield parameter, _Owned(PARAMETER, named.module_id, name)
-                    gradient = grad_of(parameter)
                     if gradient is not None:
                         yield gradient, _Owned(PARAMETER_GRAD, named.module_id, name)
             for name, buffer in [*module._buffers.items()]:

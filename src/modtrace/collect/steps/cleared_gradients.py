@@ -9,8 +9,9 @@ from torch import nn
 
 from ...measure.dtypes import format_of
 from ...measure.memory import array_over, extent_of
+from ...torch_internals.gradients import read_gradients
 from ...torch_internals.modes import DisableTorchFunction
-from ...torch_internals.tensors import grad_of, version_of
+from ...torch_internals.tensors import version_of
 from ..names.walk import descendants, parameter_of
 
 #: The largest gradient, in elements, that is read to see whether it was zeroed (`set_to_none=False`).
@@ -38,7 +39,10 @@ class GradientEvidence:
         if parameter is None:
             return True
         with DisableTorchFunction():
-            grad = grad_of(parameter)
+            read = read_gradients([parameter])
+            if read is None:
+                return False  # it may be, and is looked at again when the next backward begins
+            [grad] = read
             if grad is None:
                 return True
             if id(grad) != self._grad_id or version_of(grad) == self._version:
@@ -70,8 +74,8 @@ def evidence_of(roots: Iterable["weakref.ref[Any] | None"]) -> list[GradientEvid
 
 def _evidence_below(root: nn.Module) -> GradientEvidence | None:
     for module in (root, *descendants(root)):  # `modules()` fails if a module has no hash
-        for name, parameter in module._parameters.items():
-            grad = None if parameter is None else grad_of(parameter)
+        parameters = dict(module._parameters.items())
+        for name, grad in zip(parameters, read_gradients(parameters.values()) or (), strict=False):
             if grad is not None and not grad.is_inference():
                 return GradientEvidence(module, name, grad)
     return None

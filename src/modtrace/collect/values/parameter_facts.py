@@ -12,6 +12,7 @@ from ...measure.special import shape_of
 from ...recording.arrow.arrays import Coded
 from ...recording.failure_reporter import FailureReporter
 from ...recording.role import PARAMETER
+from ...torch_internals.gradients import read_gradients
 from ...torch_internals.modes import DisableTorchFunction
 from ...torch_internals.tensors import grad_of, requires_grad_of, version_of
 from ..identity_map import IdentityMap
@@ -54,6 +55,7 @@ class ParameterFacts:
         self._is_stale = True
         self._read_at: tuple[object, ...] = ()
         self._steps_since = 0
+        self._must_read = False  # as another thread could replace them
         self._uncleared: bool | None = None
         #: The modules and names of parameters that had a gradient when an optimizer stepped and they were looked at.
         self._with_gradient: frozenset[tuple[int, str]] = frozenset()
@@ -69,7 +71,7 @@ class ParameterFacts:
                 known = self._find(optimizer)
                 self._is_stale |= known.read(optimizer)
                 self._uncleared = known.watch_gradient(optimizer)
-                if self._steps_since in (0, _READ_EVERY - 1):
+                if self._must_read or self._steps_since in (0, _READ_EVERY - 1):
                     self._read_gradients(names)
 
     def backward_began(self) -> None:
@@ -103,13 +105,18 @@ class ParameterFacts:
         return uncleared
 
     def _read_gradients(self, names: ModuleNames) -> None:
-        found = {
-            (named.module_id, name)
+        owners = [
+            ((named.module_id, name), parameter)
             for named in [*names.modules]
             if (module := named.module) is not None
             for name, parameter in [*module._parameters.items()]
-            if parameter is not None and grad_of(parameter) is not None
-        }
+        ]
+        gradients = read_gradients(parameter for _, parameter in owners)
+        self._must_read = gradients is None
+        if gradients is None:
+            return
+        read = zip(owners, gradients, strict=True)
+        found = {owner for (owner, _), gradient in read if gradient is not None}
         self._is_stale |= not found <= self._with_gradient
         self._with_gradient |= found
 
@@ -184,7 +191,8 @@ class _Gradient:
 
     def _find(self, optimizer: Any) -> torch.Tensor | None:
         group, at = self._place
-        return grad_of(optimizer.param_groups[group]["params"][at])
+        read = read_gradients([optimizer.param_groups[group]["params"][at]])
+        return None if read is None else read[0]
 
     def is_as_it_was(self, optimizer: Any) -> bool:
         """Returns whether nothing has replaced the gradient, or written to it."""
