@@ -78,3 +78,17 @@ def test_wrong_names_are_refused_with_those_that_are_near(
     option, text = said.split("*")
     assert f"Invalid value for {option}: " in done.err
     assert text in done.err
+
+
+def test_whole_threshold_stays_a_whole_number(command: Command, tmp_path: Path) -> None:
+    train(Stack(FAMILIES["attention"]), to=tmp_path / "run.modtrace")
+    said = command(
+        "check",
+        str(tmp_path / "run.modtrace"),
+        "--threshold",
+        "dead-units.steps=20",
+        "--only",
+        "dead-units",
+        code=2,
+    )
+    assert "it takes 20 comparable training steps" in said.out

@@ -83,7 +83,7 @@ def test_error_of_a_backward_and_of_the_loop_are_told(family: str) -> None:
     [found] = check_run(rec, "failed")
     assert found.severity == "error"
     assert found.text.startswith(
-        "the run fails outside of modules, after step 0: RuntimeError: Trying to backward"
+        "the run fails outside of modules, in step 0 or after it: RuntimeError: Trying to backward"
     )
     assert Path(__file__).name in found.text
 

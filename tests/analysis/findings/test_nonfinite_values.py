@@ -72,3 +72,19 @@ def test_loss_outside_of_modules_is_named_as_such() -> None:
 @pytest.mark.parametrize("encoder", ENCODERS)
 def test_finite_values_are_left_alone(encoder: str) -> None:
     assert check_run(_train(MaskedMean(ENCODERS[encoder]()), bad=-1), CHECK) == ()
+
+
+@pytest.mark.parametrize("is_guarded", [False, True])
+def test_step_whose_gradients_no_optimizer_used_is_said_to_be_such(is_guarded: bool) -> None:
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with modtrace.record(model) as rec:
+        for step in range(6):
+            x = torch.full((2, 4), torch.nan) if step == 3 else torch.randn(2, 4)
+            loss = model(x).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            if not is_guarded or loss.isfinite():
+                optimizer.step()
+    (found,) = check_run(rec, CHECK)
+    assert ("no optimizer used the gradients of step 3" in found.evidence) is is_guarded

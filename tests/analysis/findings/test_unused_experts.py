@@ -164,6 +164,6 @@ def test_experts_in_one_module_are_counted_where_routers_outputs_are_recorded_wh
     if any(bias):
         assert (found[0].severity, found[0].path) == ("warning", "1.gate")
         assert found[0].text == "2 of 4 experts get no tokens: 1, 2 of Sequential/1.gate"
-        assert found[0].evidence == ("expert 0 gets 50% of 2,480 tokens",)
+        assert found[0].evidence == ("expert 0 gets 50% of 2,480 choices",)
     else:
         assert not found

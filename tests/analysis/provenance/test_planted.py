@@ -361,6 +361,17 @@ def test_answer_says_what_was_read_and_where_the_values_went() -> None:
     assert (found.nan_count, found.inf_count, found.numel, found.slot) == (8, 0, 32, "")
 
 
+def test_infinity_that_the_program_writes_into_rows_is_no_overflow() -> None:
+    def write(x: torch.Tensor) -> torch.Tensor:
+        y = x.clone()
+        y[1] = math.inf
+        return y
+
+    model = nn.Sequential(nn.Linear(8, 8), Applied(write))
+    found = first_in(record_training(model, lambda step: torch.randn(4, 8), loss=lambda y: y.mean()))
+    assert (found.kind, found.op, found.cause) == ("producer", "aten.fill_.Tensor", "constant infinity")
+
+
 def test_module_is_named_where_only_modules_were_measured() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), Applied(lambda x: (x * 200).exp()), nn.Linear(8, 2))

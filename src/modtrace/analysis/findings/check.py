@@ -111,6 +111,7 @@ def _split_thresholds(
 ) -> dict[str, dict[str, float]]:
     """Returns thresholds by check and name."""
     known = {f"{one.name}.{name}": (one.name, name) for one in checks for name in one.thresholds}
+    defaults = {f"{one.name}.{name}": value for one in checks for name, value in one.thresholds.items()}
     given: dict[str, dict[str, Any]] = {}
     for name, value in thresholds.items():
         if name not in known:
@@ -119,5 +120,7 @@ def _split_thresholds(
             every = "" if hint else " docs/check.md lists all."
             raise ValueError(f"thresholds={{{name!r}: ...}}: no threshold of this name.{hint}{every}")
         of_check, threshold = known[name]
-        given.setdefault(of_check, {})[threshold] = value
+        # The command line gives whole numbers as floats, too.
+        is_whole = isinstance(defaults[name], int) and float(value).is_integer()
+        given.setdefault(of_check, {})[threshold] = int(value) if is_whole else value
     return given

@@ -61,7 +61,7 @@ def FAILED(run: SampledSteps) -> Iterator[Finding]:
     raised = find_raised(run) if has_calls else None
     if raised is None:
         last = column_of(run.steps, "step").max(initial=-1)
-        after = f"after step {last}" if last >= 0 else "before its first step ended"
+        after = f"in step {last} or after it" if last >= 0 else "before its first step ended"
         yield Finding(
             severity="error",
             text=f"the run fails outside of modules, {after}: {error}",

@@ -9,6 +9,7 @@ from ...recording.module_path import join
 from ...recording.options.capture import DEFAULT_ROLES
 from ...recording.role import OF_PARAMETERS, OUTPUT
 from ..provenance.search import GIVEN, find_all
+from ..provenance.skipped_steps import SkippedSteps
 from ..tables.columns import column_of, find_rows, take
 from ..tables.placement import name_in_text
 from ..tables.sampled_steps import SampledSteps
@@ -39,6 +40,8 @@ def _to_finding(run: SampledSteps, found: NonFinite) -> Finding:
     evidence = [f"{found.cause}: {found.hint}" if found.cause else found.hint] if found.hint else []
     if may_be_given:
         evidence += [*_describe_before(run, found)] or [GIVEN]
+    if found.step in SkippedSteps(run):
+        evidence.append(f"no optimizer used the gradients of step {found.step}")
     return Finding(
         severity="error",
         text=f"{_describe_place(run, found)} {values} in step {found.step}"

@@ -184,7 +184,7 @@ def _describe(
         remedy="add or raise a loss that balances the load, or noise in the router; look at the router's logits",
         evidence=(
             f"{favored} gets {layer.tokens[most] / layer.tokens.sum():.0%} "
-            f"of {layer.tokens.sum():,.0f} tokens",
+            f"of {layer.tokens.sum():,.0f} {'tokens' if layer.are_modules else 'choices'}",
         ),
         rests_on=name_steps_of(run),
         root=place.root,

@@ -10,7 +10,6 @@ from ..tables.op_rules import (
     AVERAGES,
     DIVISIONS,
     EXPONENTIALS,
-    FILLS,
     LOGARITHMS,
     MEANS,
     ROOTS,
@@ -78,7 +77,7 @@ def find_cause(trace: Trace, event: Origin, inputs: list[ReadTensor], forward_op
         or _of_normalization(name, inputs, args)
         or _in_forward(name, event, inputs, args)
         or _written(name, event, args)
-        or _written_infinity(name, event, args)
+        or _written_infinity(name, event, inputs, args)
         or _by_infinity(event, args)
         or _overflow_of_exp(trace, event, inputs)
         or _overflow(name, event, inputs)
@@ -198,8 +197,9 @@ def _written(name: str, event: Origin, args: str) -> Cause | None:
     return None
 
 
-def _written_infinity(name: str, event: Origin, args: str) -> Cause | None:
-    if name not in FILLS or event.counts.nan or not holds_infinity(args):
+def _written_infinity(name: str, event: Origin, inputs: list[ReadTensor], args: str) -> Cause | None:
+    is_infinite = holds_infinity(args) or any(read.counts and read.counts.inf for read in inputs)
+    if name not in WRITES or event.counts.nan or not is_infinite:
         return None
     return Cause(
         "constant infinity",
