@@ -155,3 +155,25 @@ def test_models_that_other_steps_call_are_named_with_a_step_that_shows_them(
     assert "other steps call" not in alone
     assert "ReLU" in alone
     assert str(rec.module_tree()).count("other steps call Sequential: module_tree(step=4)") == 1
+
+
+def test_values_are_those_of_the_first_bad_step_and_times_are_medians(
+    command: Command, recordings: Recordings
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with modtrace.record(model, "run.modtrace") as rec:
+        for step in range(9):
+            loss = model(torch.ones(3, 4)).sum()
+            (loss * torch.nan if step == 4 else loss).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            rec.step()
+    shown = command("show", "run.modtrace", "--no-types").out
+    assert "median of 7 steps, 2 to 8 (train)" in shown
+    marks = {line.split()[1]: line for line in shown.splitlines() if line.startswith(("├─", "└─"))}
+    assert marks["1"].endswith("grad 12 NaN")
+    assert marks["2"].endswith("grad, param grad")  # in step 4, and all else is NaN from step 5 on
+    assert "NaN, inf, out, grad, grad/param: of step 4, the first bad one" in shown
+    assert "out, param" in command("show", "run.modtrace", "--no-types", "--step", "8").out

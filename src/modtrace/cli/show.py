@@ -40,14 +40,16 @@ def show(
 ) -> None:
     """Shows the module tree of the recording RUN: medians of the times in its newest training steps that are alike.
 
-    Values are those of the last of these steps. The first lines tell what is wrong with the run, the worst three; of
-    all `modtrace check` tells more.
+    Values are those of the last of these steps, or of the first with NaN or infinite values if these are an error.
+    The first lines tell what is wrong with the run, the worst three; of all `modtrace check` tells more.
     """
     data = open_with_rows(run, "calls")
     findings = run_checks(data, CHECKS)
     number = read_step(run, data, step)
+    bad = [found.step for found in findings.findings if found.check == "nonfinite"]
+    values_step = next(iter(bad), None) if number is None and steps is None else None
     with errors_of(run, data, option="--step" if steps is None else None):
-        tree = build_module_tree(data, step=number, steps=steps)
+        tree = build_module_tree(data, step=number, steps=steps, values_step=values_step)
     if as_json:
         print_text(render_module_tree_json(tree, findings))
         return

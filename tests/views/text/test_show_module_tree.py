@@ -9,7 +9,7 @@ import pytest
 from builders import raw_statistics
 from golden import assert_golden
 from modtrace.analysis.modules.module_tree import ModuleNode, ModuleTree
-from modtrace.analysis.modules.value_summary import NonFiniteCount, SlotValues, ValueSummary
+from modtrace.analysis.modules.value_summary import Kind, NonFiniteCount, SlotValues, ValueSummary
 from modtrace.analysis.tables.chosen_step import ShownStep
 from modtrace.analysis.tables.cycles import CycleSummary
 from modtrace.analysis.tables.times import NO_CALLS, PhaseTimes
@@ -322,17 +322,17 @@ def test_where_a_cycle_goes_is_said_in_front_as_far_as_it_fits(parts_ms: dict[st
 def test_columns_that_are_left_out_are_named_and_not_explained() -> None:
     text = render_module_tree(gpt_with_values(), types=False, width=80)
     assert text.split("\n\n")[1].endswith(
-        "left out at a width of 80: self, %, out max, grad rms, grad max, grad/param (a\n"
-        "  width of 134 shows all, and so does | less -S)"
+        "left out at a width of 80: type, params, out rms, out max, grad rms, grad max,\n"
+        "  grad/param (a width of 144 shows all, and so does | less -S)"
     )
     assert text.split("\n\n")[2] == (
         "optimizer           6.50ms    3.3%\n"
         "outside of modules  4.00ms    2.0%\n"
-        "out: outputs, all calls and slots merged\n"
+        "self: without the modules inside; %: of the time of the step\n"
     )
-    whole = render_module_tree(gpt_with_values(), types=False, width=146)
+    whole = render_module_tree(gpt_with_values(), types=False, width=153)
     assert whole == render_module_tree(gpt_with_values(), types=False)
-    assert max(map(len, whole.splitlines())) == 146
+    assert max(map(len, whole.splitlines())) == 153
 
 
 def test_eval_step_of_a_recording_with_backward_gives_no_hint() -> None:
@@ -430,20 +430,21 @@ def test_columns_are_left_out_where_the_width_does_not_suffice() -> None:
     everything = ["module", "type", "calls", "forward", "self", "%", "backward", "self", "%", "params"]
     assert titles(None) == everything
     assert titles(130) == everything
-    assert titles(100) == ["module", "type", "calls", "forward", "%", "backward", "%", "params"]
-    assert titles(70) == ["module", "calls", "forward", "backward", "params"]
+    assert titles(100) == [title for title in everything if title != "type"]
+    assert titles(80) == [title for title in everything if title not in ("type", "params")]
+    assert titles(70) == ["module", "calls", "forward", "%", "backward", "%"]
     assert titles(10) == ["module", "forward"]
 
 
-def test_values_are_left_out_after_shares_and_before_everything_else() -> None:
+def test_values_are_left_out_before_everything_else() -> None:
     def titles(width: int) -> str:
         text = render_module_tree(gpt_with_values(), width=width, depth=0, types=False)
         return text.split("\n\n")[1].splitlines()[0].split("params")[1]
 
-    assert titles(160) == "  out rms  out max  grad rms  grad max  grad/param"
-    assert titles(121) == "  out rms  out max  grad rms  grad max  grad/param"
-    assert titles(100) == "  out rms  grad rms  grad/param"
-    assert titles(80) == "  out rms"
+    assert titles(160) == "  out rms  out max  grad rms  grad max  grad/param  NaN, inf"
+    assert titles(121) == "  out rms  grad rms  grad max  grad/param  NaN, inf"
+    assert titles(100) == "  out rms  grad rms  NaN, inf"
+    assert titles(80) == "  NaN, inf"
 
 
 def test_chain_of_2000_modules_is_rendered_without_overflow() -> None:
@@ -464,22 +465,31 @@ def test_table_of_types_keeps_its_types_on_a_narrow_terminal() -> None:
 
 
 def test_notes_stand_below_their_modules_where_columns_would_be_left_out_for_them() -> None:
-    counts = (
-        NonFiniteCount(kind="output", nan_count=1, inf_count=0),
-        NonFiniteCount(kind="gradient", nan_count=2, inf_count=0),
-    )
-    values = ValueSummary(nonfinite=counts)
-    of_net = tree(node("Net", "Net", times(2, 14_000), path="", values=values))
+    of_net = tree(node("Net", "Net", times(2, 14_000, raised=1), path="", same_as="teacher.net"))
     beside = render_module_tree(of_net, types=False).split("\n\n")[1]
     assert beside == (
         "module  type  calls  forward    self     %\n"
-        "Net     Net       2   14.0ms  14.0ms  7.0%  output: 1 NaN\n"
-        "                                            gradient: 2 NaN"
+        "Net     Net       2   14.0ms  14.0ms  7.0%  shared with teacher.net\n"
+        "                                            raised 1x"
     )
-    below = render_module_tree(of_net, types=False, width=55).split("\n\n")[1]
+    below = render_module_tree(of_net, types=False, width=63).split("\n\n")[1]
     assert below == (
-        "module              type  calls  forward    self     %\n"
-        "Net                 Net       2   14.0ms  14.0ms  7.0%\n"
-        "   output: 1 NaN\n"
-        "   gradient: 2 NaN"
+        "module                      type  calls  forward    self     %\n"
+        "Net                         Net       2   14.0ms  14.0ms  7.0%\n"
+        "   shared with teacher.net\n"
+        "   raised 1x"
     )
+
+
+def test_tensors_that_are_not_finite_are_marked_in_the_row_of_their_module() -> None:
+    def values(*kinds: Kind, inside: int = 0) -> ValueSummary:
+        counts = tuple(NonFiniteCount(kind=kind, nan_count=1, inf_count=2) for kind in kinds)
+        return ValueSummary(nonfinite=counts, nonfinite_inside=inside)
+
+    child = node("0", "Linear", times(1, 1_000), values=values("output", "gradient", "parameter gradient"))
+    net = node("Net", "Net", times(1, 14_000), child, path="", values=values(inside=3))
+    other = node("Other", "Net", times(1, 14_000), path="", values=values("recomputed output", inside=3))
+    shown = render_module_tree(tree(net, other, values_step=4), types=False)
+    rows = [line.split("%  ")[1] for line in shown.split("\n\n")[1].splitlines()]
+    assert rows == ["NaN, inf", "inside", "out, grad, param grad", "recomputed out 1 NaN, 2 inf"]
+    assert "NaN, inf, out, grad, grad/param: of step 4, the first bad one\n" in shown

@@ -65,6 +65,7 @@ def test_tree_is_nested_json_with_times_in_nanoseconds() -> None:
             "partial": 0,
             "sample": None,
         },
+        "values_step": 3,
         "forward": outer,
         "backward": NONE,
         "recompute": NONE,

@@ -74,12 +74,13 @@ class ModuleNode(ByPhase[PhaseTimes]):
 class ModuleTree(ByPhase[PhaseTimes]):
     """The modules that ran in one step, and where its time was spent.
 
-    Of several steps, times are medians, and values are those of the last step.
+    Of several steps, times are medians, and values are those of one of them.
     """
 
     command: tuple[str, ...]
     marks: tuple[str, ...]
     step: ShownStep | None  # None if nothing was recorded
+    values_step: int | None = None  # the step whose values are shown
     roots: tuple[ModuleNode, ...]
     forward: PhaseTimes  # forward calls of the step that are in no other forward call
     backward: PhaseTimes
@@ -103,7 +104,9 @@ class ModuleTree(ByPhase[PhaseTimes]):
     cycles: CycleSummary | None = None
 
 
-def build_module_tree(data: RecordingData, *, step: int | None = None, steps: Any = None) -> ModuleTree:
+def build_module_tree(
+    data: RecordingData, *, step: int | None = None, steps: Any = None, values_step: int | None = None
+) -> ModuleTree:
     """Returns the modules that ran in steps, as they are registered, with their times and values.
 
     Args:
@@ -112,13 +115,16 @@ def build_module_tree(data: RecordingData, *, step: int | None = None, steps: An
         steps: the range of the steps whose medians are shown. If `step` is None too, they are the newest comparable
             training steps. Without three of them it is the last complete training step that has calls; without one the
             last complete step, and without any the last that was begun.
+        values_step: the step whose values are shown; None: the last of those whose times are.
 
     Raises:
         TypeError, ValueError: the recording has no such step; the message names the existing ones.
     """
     table, options = data.table("calls"), data.meta.options
     chosen = choose_steps(data, step, steps)
-    values = read_values(data, chosen.shown.step if chosen.shown else None)
+    if values_step is None and chosen.shown is not None:
+        values_step = chosen.shown.step
+    values = read_values(data, values_step)
     # gradients may belong to calls of an earlier step
     placer = Placer(data)
     calls = read_calls(table, placer, chosen.numbers, also=values.rows.call_id)
@@ -137,6 +143,7 @@ def build_module_tree(data: RecordingData, *, step: int | None = None, steps: An
         marks=data.meta.marks,
         notes=data.meta.notes,
         step=chosen.shown,
+        values_step=values_step,
         roots=roots,
         **of_phases,
         outside_ns=find_median(outside_ns),

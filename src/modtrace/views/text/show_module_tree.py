@@ -32,7 +32,7 @@ from ..common.numbers import format_count, format_quartile_range, format_share, 
 from .compilations import DISPENSABLE_REGIONS, describe_compilations, describe_rest, region_columns
 from .findings import summarize_findings
 from .tree_lines import TreeLine, draw_lines
-from .value_columns import DISPENSABLE_VALUES, VALUES_LEGEND, describe_nonfinite, shown_slots, value_columns
+from .value_columns import DISPENSABLE_VALUES, VALUES_LEGEND, nonfinite_column, shown_slots, value_columns
 
 SortKey = Literal["order", "forward", "backward", "recompute", "self", "total", "parameters", "calls", "name"]
 SORT_KEYS: tuple[SortKey, ...] = get_args(SortKey)
@@ -57,8 +57,8 @@ _LEAST_SHARE, _LINE = 0.005, 80
 
 #: Columns that are left out in this order if the width is too small.
 _DISPENSABLE = (
-    "self", "%", *DISPENSABLE_VALUES[:2], "spread", *DISPENSABLE_VALUES[2:], "params", "type", "calls",
-    "recompute", "device recompute", "backward", "device backward",
+    *DISPENSABLE_VALUES[:2], "spread", *DISPENSABLE_VALUES[2:], "params", "type", "calls",
+    "recompute", "device recompute", "self", "%", "backward", "device backward",
 )  # fmt: skip
 
 _TIMES_LEGEND: Legend = (
@@ -241,6 +241,7 @@ def _tree_columns(lines: Sequence[TreeLine], tree: ModuleTree, slots: bool, belo
         Column("spread", [_cell(row, format_quartile_range(part)) for row, part in ranges]),
         Column("params", [_cell(row, _format_parameters(row.node)) for row in rows]),
         *value_columns([row.node.values if row.shows == "node" else row.slot for row in rows]),
+        nonfinite_column([row.node.values if row.shows == "node" else None for row in rows]),
         Column("", [_NO_NOTE if row.shows == "note below" else row.note for row in rows], right=False),
     ]
     return [column for column in columns if any(column.cells)]
@@ -325,7 +326,7 @@ def _notes(node: ModuleNode, untimed: str) -> list[Text]:
         f"raised {raised}x" if raised else "",
         f"{untimed} {unfinished}x" if unfinished else "",
     ]
-    return [*describe_nonfinite(node.values), *(Text(note, "yellow") for note in notes if note)]
+    return [Text(note, "yellow") for note in notes if note]
 
 
 def _describe_absences(step: ShownStep | None, nodes: Sequence[ModuleNode]) -> Iterator[tuple[int, str]]:
@@ -394,7 +395,12 @@ def _rest(tree: ModuleTree, tables: Sequence[FittedColumns]) -> list[Text]:
     if {_title("recompute", tree), _title("backward", tree)} <= titles:
         lines.append(Text(RECOMPUTE_NOTE, "dim"))
     lines += explain_columns([*_TIMES_LEGEND, *VALUES_LEGEND], titles)
-    if tree.step is not None and tree.step.sample is not None and not titles.isdisjoint(DISPENSABLE_VALUES):
+    is_last = tree.step is not None and tree.values_step == tree.step.step
+    if not is_last and tree.values_step is not None:
+        lines.append(
+            Text(f"NaN, inf, out, grad, grad/param: of step {tree.values_step}, the first bad one", "dim")
+        )
+    elif tree.step is not None and tree.step.sample is not None and not titles.isdisjoint(DISPENSABLE_VALUES):
         lines.append(Text(f"out, grad, grad/param: of step {tree.step.step}, the last of them", "dim"))
     if tree.device_times:
         step = f"; the step took it {format_time(tree.device_step_ns)}" if tree.device_step_ns else ""

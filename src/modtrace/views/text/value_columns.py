@@ -1,9 +1,9 @@
-"""Makes the columns of values for the module tree, and notes on values that are not finite."""
+"""Makes the columns of values for the module tree, of which one marks what is not finite."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 
-from ...analysis.modules.value_summary import SlotValues, ValueSummary
+from ...analysis.modules.value_summary import Kind, SlotValues, ValueSummary
 from ...analysis.values.nonfinite import describe_counts
 from ...recording.statistics.moments import Stats
 from ..common.columns import Column, Legend, Text
@@ -22,7 +22,14 @@ VALUES_LEGEND: Legend = (
 #: Columns that are left out in this order if the width is too small.
 DISPENSABLE_VALUES = ("out max", "grad max", "grad/param", "grad rms", "out rms")
 
-NONFINITE_INSIDE = "non-finite inside"
+_SHORT: Mapping[Kind, str] = {
+    "output": "out",
+    "recomputed output": "recomputed out",
+    "gradient": "grad",
+    "parameter": "param",
+    "parameter gradient": "param grad",
+}
+
 _NONFINITE_STYLE = "bold red"
 
 
@@ -37,14 +44,19 @@ def value_columns(rows: Sequence[ValueSummary | SlotValues | None]) -> list[Colu
     return [*columns, Column("grad/param", [_number(ratio) for ratio in ratios])]
 
 
-def describe_nonfinite(values: ValueSummary | None) -> Iterator[Text]:
-    """Yields notes on a module: which of its tensors are not finite, and whether some inside are not."""
-    if values is None:
-        return
-    for tensor in values.nonfinite:
-        yield Text(f"{tensor.kind}: {describe_counts(tensor.nan_count, tensor.inf_count)}", _NONFINITE_STYLE)
-    if values.nonfinite_inside:
-        yield Text(NONFINITE_INSIDE, _NONFINITE_STYLE)
+def nonfinite_column(rows: Sequence[ValueSummary | None]) -> Column:
+    """Returns a column that tells which of a module's tensors are not finite, or else that some inside are not."""
+    return Column("NaN, inf", [Text(_describe_nonfinite(row), _NONFINITE_STYLE) for row in rows], right=False)
+
+
+def _describe_nonfinite(values: ValueSummary | None) -> str:
+    counts = () if values is None else values.nonfinite
+    if len(counts) == 1:
+        [tensor] = counts
+        return f"{_SHORT[tensor.kind]} {describe_counts(tensor.nan_count, tensor.inf_count)}"
+    return ", ".join(_SHORT[tensor.kind] for tensor in counts) or (
+        "inside" if values is not None and values.nonfinite_inside else ""
+    )
 
 
 def shown_slots(values: ValueSummary | None) -> Sequence[SlotValues]:
