@@ -56,7 +56,7 @@ def test_options_reach_the_table(command: Command, folder: str) -> None:
         "aten.addmm.default  head       1  2.00us  80.0%  4.00k     2.00\n"
         "all                            2  2.50us         4.00k     1.60\n"
         "\n"
-        "1 more row with 500ns\n"
+        "1 more row with 500ns (--top 2 shows all)\n"
         "ops: how often ops were called; most in: the module in which they took most time\n"
         "%: of the time of all ops; flops: floating-point operations; empty where none are counted\n"
     )

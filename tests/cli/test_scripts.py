@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 import modtrace
 from helpers.command_ends import End, end_of_modtrace
 from modtrace.recording.schema import schemas
+from modtrace.recording.suggestions import count_of
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 
@@ -112,7 +114,10 @@ def counted(names: Sequence[str]) -> list[str]:
 
 def check_closing_line(rec: Any, said: str) -> None:
     """The command ends by how many steps and rows the tables have, and by what else may be asked for."""
-    steps, rows = rec.table("steps").num_rows, sum(rec.table(name).num_rows for name in schemas())
+    kinds, rows = (
+        Counter(rec.table("steps")["kind"].to_pylist()),
+        sum(rec.table(name).num_rows for name in schemas()),
+    )
     values, lines = rec.table("values"), said.splitlines()
     if any(rec.table("calls")["compiled"].to_pylist()):
         assert (
@@ -123,11 +128,18 @@ def check_closing_line(rec: Any, said: str) -> None:
         advice = "modtrace: it holds NaN or infinite values. Do they matter? modtrace nonfinite run.modtrace"
         assert lines.pop() == advice
     command = "ranks" if rec.meta.world_size > 1 else "show"
+    steps = count_of(kinds.total(), "step")
+    if len(kinds) > 1:
+        train, evaluation = (
+            count_of(kinds["train"], "training step"),
+            count_of(kinds["eval"], "evaluation step"),
+        )
+        steps = f"{train} and {evaluation}"
     advice = (
         "" if rec.meta.rank else f" Look at it with: modtrace {command} run.modtrace"
     )  # once for all ranks
     assert re.sub(r"\d+\.\d MB", "SIZE MB", lines[-1]) == (
-        f"modtrace: recorded {steps} steps, {rows:,} rows, SIZE MB.{advice}"
+        f"modtrace: recorded {steps}, {rows:,} rows, SIZE MB.{advice}"
     )
     assert rec.meta.complete
     assert rec.meta.marks == ()

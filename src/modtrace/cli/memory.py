@@ -14,7 +14,7 @@ from .open_run import (
     step_option,
     steps_option,
 )
-from .output import print_text, print_view
+from .output import find_screenful, print_text, print_view
 
 
 @click.command()
@@ -22,9 +22,14 @@ from .output import print_text, print_view
 @step_option(SHOWN_ALONE)
 @steps_option()
 @click.option("--ops", is_flag=True, help="Below each module, which of its ops save how much.")
-@click.option("--top", type=click.IntRange(min=1), help="Modules to show. Default: all.")
+@click.option("--no-fold", is_flag=True, help="A row for each of several modules that are alike.")
+@click.option(
+    "--top", type=click.IntRange(min=1), help="Modules to show. Default: a screenful on a terminal, else all."
+)
 @click.option("--json", "as_json", is_flag=True, help="The same as JSON, sizes in bytes.")
-def memory(run: str, step: AskedStep, steps: str | None, ops: bool, top: int | None, as_json: bool) -> None:
+def memory(
+    run: str, step: AskedStep, steps: str | None, ops: bool, no_fold: bool, top: int | None, as_json: bool
+) -> None:
     """Shows what the modules of the recording RUN save for backward, and what their calls allocate.
 
     The modules whose own ops save most come first.
@@ -32,9 +37,9 @@ def memory(run: str, step: AskedStep, steps: str | None, ops: bool, top: int | N
     data = open_with_rows(run, "ops")
     number = read_step(run, data, step)
     with errors_of(run, data, option="--step" if steps is None else None):
-        table = build_memory_table(data, step=number, steps=steps, ops=ops)
+        table = build_memory_table(data, step=number, steps=steps, ops=ops, fold=not (no_fold or as_json))
         require_ops_of(data, table.step)
     if as_json:
         print_text(render_memory_table_json(table, top=top))
         return
-    print_view(render_memory_table, table, top=top)
+    print_view(render_memory_table, table, top=top or find_screenful(), more="--top")

@@ -16,7 +16,7 @@ from .open_run import (
     step_option,
     steps_option,
 )
-from .output import print_text, print_view
+from .output import find_screenful, print_text, print_view
 
 
 @click.command()
@@ -31,7 +31,10 @@ from .output import print_text, print_view
     help="What ops are summed up by; `op`: by name, `call`: each forward with its backward.",
 )
 @click.option("--phase", type=click.Choice(PHASES), help="Only ops of this phase. Default: all.")
-@click.option("--top", type=click.IntRange(min=1), help="Rows to show. Default: all.")
+@click.option("--no-fold", is_flag=True, help="A row for each of several modules that are alike.")
+@click.option(
+    "--top", type=click.IntRange(min=1), help="Rows to show. Default: a screenful on a terminal, else all."
+)
 @click.option("--json", "as_json", is_flag=True, help="The same as JSON, times in nanoseconds.")
 def ops(
     run: str,
@@ -39,6 +42,7 @@ def ops(
     steps: str | None,
     by: GroupedBy,
     phase: str | None,
+    no_fold: bool,
     top: int | None,
     as_json: bool,
 ) -> None:
@@ -49,9 +53,11 @@ def ops(
     data = open_with_rows(run, "ops")
     number = read_step(run, data, step)
     with errors_of(run, data, option="--step" if steps is None else None):
-        table = build_op_table(data, step=number, steps=steps, by=by, phase=phase)
+        table = build_op_table(
+            data, step=number, steps=steps, by=by, phase=phase, fold=not (no_fold or as_json)
+        )
         require_ops_of(data, table.step, phase)
     if as_json:
         print_text(render_op_table_json(table, top=top))
         return
-    print_view(render_op_table, table, top=top)
+    print_view(render_op_table, table, top=top or find_screenful(), more="--top")

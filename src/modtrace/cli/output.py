@@ -12,6 +12,9 @@ import click
 from ..store.layout import is_url
 from ..views.common.columns import Text, printable, render_lines
 
+#: The lines that stand above and below a table.
+_AROUND = 12
+
 
 class Terminal(NamedTuple):
     """The capabilities of standard output; `width` is None in a pipe or a file, unless COLUMNS is set."""
@@ -26,6 +29,11 @@ def find_terminal() -> Terminal:
         columns = os.environ.get("COLUMNS", "")
         return Terminal(width=int(columns) if columns.isdecimal() and int(columns) else None, color=False)
     return Terminal(width=shutil.get_terminal_size().columns, color=not os.environ.get("NO_COLOR"))
+
+
+def find_screenful() -> int | None:
+    """Returns how many rows of a table a terminal has room for, beside what stands around it; None: it is none."""
+    return max(shutil.get_terminal_size().lines - _AROUND, _AROUND) if sys.stdout.isatty() else None
 
 
 def wrap(text: str) -> str:

@@ -4,6 +4,7 @@ import contextlib
 import os
 import shlex
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,8 @@ _SHOWN_NOTES = 2
 #: The number of marks printed at the end; more would not be read.
 _SHOWN_MARKS = 2
 
+#: The kinds of steps, as the closing line names them.
+_KINDS = {"train": "training", "eval": "evaluation"}
 
 #: The key in click's context for the arguments without `--nproc`.
 _FOR_RANKS = "modtrace.for-ranks"
@@ -318,7 +321,7 @@ def _describe_end(recording: Any, started: int, recorded: _Recorded, *, has_ende
         yield "recorded nothing: the program could not be started."
         return
     try:
-        meta, kept = recording.meta, recording.table("steps").num_rows
+        meta, kinds = recording.meta, Counter(recording.table("steps")["kind"].to_pylist())
         table = recording.table("calls")
         calls, hidden = table.num_rows, _describe_hidden(recording, meta.options)
         is_bad = bool(calls) and holds_nonfinite(recording.table("values"), recording.table("sites"))
@@ -338,7 +341,7 @@ def _describe_end(recording: Any, started: int, recorded: _Recorded, *, has_ende
         missing.append(count_of(len(marks) - _SHOWN_MARKS, "more mark"))
     if started:
         missing.append(f"not recorded: {count_of(started, 'Python process', plural='es')} that it started")
-    said = "; ".join([_describe_kept(recording.progress, kept, "keep_last" in meta.options), *missing])
+    said = "; ".join([_describe_kept(recording.progress, kinds, "keep_last" in meta.options), *missing])
     place = shlex.quote(str(recording.path))
     if calls and meta.rank:
         yield f"{said}."
@@ -381,15 +384,21 @@ def _say_why_nothing(ran: int, chosen: str | None) -> str:
     return "no module was called in this process"
 
 
-def _describe_kept(progress: Any, kept: int, keeps_last: bool) -> str:
-    """Returns how many steps are in the recording, and the number of all steps if it differs."""
+def _describe_kept(progress: Any, kinds: Counter[str], keeps_last: bool) -> str:
+    """Returns how many steps of which kind are in the recording, and the number of all steps if it differs."""
     if not progress.steps and not progress.rows:
         return "recorded nothing"
-    steps = count_of(progress.steps, "step")
+    steps, kept = count_of(progress.steps, "step"), kinds.total()
     if keeps_last:
         steps = f"wrote {kept:,} of {steps}"
+    elif kept != progress.steps:
+        steps = f"recorded {kept:,} of {steps}"
+    elif len(kinds) > 1:
+        steps = "recorded " + " and ".join(
+            count_of(kinds[kind], f"{name} step") for kind, name in _KINDS.items()
+        )
     else:
-        steps = f"recorded {steps}" if kept == progress.steps else f"recorded {kept:,} of {steps}"
+        steps = f"recorded {steps}"
     return f"{steps}, {_describe_size(progress)}"
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ...recording.module_path import number_free
 from ...recording.out_of_memory import requested_bytes
 from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, RECOMPUTE
 from ...recording.role import BUFFER, OPTIMIZER_STATE, PARAMETER, PARAMETER_GRAD
@@ -15,7 +16,6 @@ from ..tables.columns import column_of
 from ..tables.one_step import IndexedTables
 from ..tables.placement import NO_PLACE_NAMES, Module, name_module, read_modules
 from ..tables.placement import OUTSIDE as OUTSIDE_OF_TREE
-from .names import number_free
 
 PARAMETERS, GRADIENTS, STATES, BUFFERS = "parameters", "gradients", "optimizer states", "buffers"
 ACTIVATIONS, EARLIER, FLOWING = "activations", "results of earlier steps", "gradients of activations"

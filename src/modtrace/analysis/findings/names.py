@@ -1,18 +1,14 @@
 """Names modules and steps in the sentences of findings."""
 
-import math
-import re
 from collections import defaultdict
 from collections.abc import Sequence
 
+from ...recording.module_path import fold_numbers, number_free
 from ...recording.protocols import RecordingData
 from ...recording.suggestions import count_of, first_few
 from ..tables.columns import Column
 from ..tables.placement import Module, name_module
 from ..tables.sampled_steps import SampledSteps
-
-#: The parts of a path that are numbers: positions in lists.
-_NUMBER = re.compile(r"(?<![^./])\d+(?![^.])")
 
 #: The largest number of modules that are named one by one.
 _NAMED = 3
@@ -31,25 +27,13 @@ def name_paths(paths: Sequence[str]) -> str:
     alike: dict[str, list[str]] = defaultdict(list)
     for path in paths:
         alike[number_free(path)].append(path)
-    names = [shown for group in alike.values() for shown in _fold_numbers(group)]
+    names = []
+    for group in alike.values():
+        folded = fold_numbers(group)
+        names += group if folded is None else [folded]
     if len(names) > _NAMED:
         return f"{', '.join(names[:_NAMED])} and {len(names) - _NAMED} more"
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-def number_free(path: str) -> str:
-    """Returns a path in which an asterisk stands for each number: equal for modules that repeat."""
-    return _NUMBER.sub("*", path)
-
-
-def _fold_numbers(names: Sequence[str]) -> Sequence[str]:
-    """Returns one name for those that differ in their numbers alone, if all of each number's range are there."""
-    rows = {tuple(map(int, _NUMBER.findall(name))) for name in names}
-    ends = [(min(column), max(column)) for column in zip(*rows, strict=True)]
-    if len(names) == len(rows) == math.prod(last - first + 1 for first, last in ends):
-        ranges = (f"{first}..{last}" if last > first else f"{first}" for first, last in ends)
-        return [_NUMBER.sub(lambda _: next(ranges), names[0])]
-    return names
 
 
 def list_others(names: Sequence[str], most: int = 4) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from ...recording.module_path import number_free
 from ...recording.phase import FORWARD, PHASES, RECOMPUTE
 from ...recording.role import GRAD_OUTPUT, OUTPUT, PARAMETER, PARAMETER_GRAD
 from ...recording.suggestions import count_of, first_few
@@ -18,7 +19,7 @@ from ..tables.sampled_steps import SampledSteps
 from ..tables.values import PlacedValues
 from .check import check
 from .finding import CannotCheck, Finding, Severity
-from .names import name_alike, name_steps_of, number_free
+from .names import name_alike, name_steps_of
 from .needs import lacks_values
 from .places import place_of_module
 from .readers import describe_readers

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 
+from ...recording.module_path import number_free
 from ..tables.placement import name_in_text, read_modules
 from ..tables.sampled_steps import SampledSteps
 from .check import check
 from .finding import Finding
-from .names import name_paths, number_free
+from .names import name_paths
 from .places import place_of_module
 
 

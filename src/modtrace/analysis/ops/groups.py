@@ -1,7 +1,7 @@
 """Groups the ops of steps: by module, by call, or by name."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import numpy as np
@@ -9,7 +9,8 @@ import numpy as np
 from ..tables.columns import Column, Rows, count_before, find_rows
 from ..tables.ops import StepOps
 from ..tables.placement import NO_PLACE_NAMES, PlaceName
-from .sums import find_medians_of_sums
+from .alike import find_alike
+from .sums import find_medians_of_sums, sum_by
 
 GroupedBy = Literal["module", "op", "call"]
 GROUPED_BY: tuple[GroupedBy, ...] = get_args(GroupedBy)
@@ -28,6 +29,7 @@ class Group:
     allocated_bytes: int | None = None  # what its calls allocate without inner calls; None if unknown
     busiest: PlaceName | None = None  # in a group by name: the module in which most time was spent
     busiest_ns: int = 0
+    count: int = 1  # for how many equal modules it stands
 
 
 @dataclass(frozen=True)
@@ -38,15 +40,46 @@ class Grouping:
     groups: Sequence[Group]
 
 
-def group_ops(ops: StepOps, by: GroupedBy) -> Grouping:
+def group_ops(ops: StepOps, by: GroupedBy, *, fold: bool = False) -> Grouping:
     """Returns the groups of ops by module, call or name; each group has at least one op.
+
+    Args:
+        ops: the ops.
+        by: what they are grouped by.
+        fold: whether modules that count up, and whose ops are as many, with as many floating-point operations and
+            bytes, are one group.
 
     Raises:
         ValueError: `by` is none of these.
     """
     if by not in GROUPED_BY:
         raise ValueError(f"by={by!r}: give one of {', '.join(map(repr, GROUPED_BY))}")
-    return _GROUPERS[by](ops)
+    return _fold(ops, _GROUPERS[by](ops)) if fold else _GROUPERS[by](ops)
+
+
+def _fold(ops: StepOps, grouping: Grouping) -> Grouping:
+    places = [group.place or PlaceName("") for group in grouping.groups]
+    costs = (np.ones(len(ops), np.int64), ops.flops, ops.bytes_read, ops.bytes_written)
+    sums = [sum_by(grouping.of_op, cost, len(places)).tolist() for cost in costs]
+    own = zip(places, grouping.groups, *sums, strict=True)
+    likes = [(place.type, group.call, group.call_step, *numbers) for place, group, *numbers in own]
+    folded_of, groups = np.zeros(len(places), np.int64), list[Group]()
+    for path, rows in find_alike([(place.root, place.path) for place in places], likes):
+        folded_of[rows] = len(groups)
+        first, place = grouping.groups[rows[0]], places[rows[0]]
+        if len(rows) > 1 and path is not None:
+            sizes = [grouping.groups[row].allocated_bytes for row in rows]
+            known = [size for size in sizes if size is not None]
+            place = replace(place, name=path, path=path)
+            first = replace(
+                first,
+                name=place.name_call(first.call),
+                place=place,
+                allocated_bytes=sum(known) if len(known) == len(sizes) else None,
+                count=len(rows),
+            )
+        groups.append(first)
+    return Grouping(folded_of[grouping.of_op], groups)
 
 
 def _by_module(ops: StepOps) -> Grouping:

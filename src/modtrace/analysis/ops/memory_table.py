@@ -1,11 +1,12 @@
 """Builds a table of the memory that modules save for backward in steps, and that their calls allocate."""
 
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from ...recording.module_path import order_of
 from ...recording.phase import PHASES, ByPhase
 from ...recording.protocols import RecordingData
 from ..tables.chosen_step import ShownStep
@@ -15,6 +16,7 @@ from ..tables.ops import StepOps, read_ops
 from ..tables.placement import NO_PLACE_NAMES
 from ..tables.quartiles import Outlier, Quartiles, find_medians, find_outliers, find_quartiles
 from ..tables.shown_steps import choose_steps
+from .alike import find_alike
 from .sums import (
     SavedByOp,
     SavedMemory,
@@ -63,6 +65,7 @@ class MemoryRow(ByPhase[CallMemory]):
     backward: CallMemory = NO_CALL_MEMORY
     recompute: CallMemory = NO_CALL_MEMORY
     optimizer: CallMemory = NO_CALL_MEMORY
+    count: int = 1  # for how many modules it stands; calls are those of one of them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +85,12 @@ class MemoryTable:
 
 
 def build_memory_table(
-    data: RecordingData, *, step: int | None = None, steps: Any = None, ops: bool = False
+    data: RecordingData,
+    *,
+    step: int | None = None,
+    steps: Any = None,
+    ops: bool = False,
+    fold: bool = False,
 ) -> MemoryTable:
     """Returns what the modules of steps save for backward, and what their calls allocate.
 
@@ -91,6 +99,7 @@ def build_memory_table(
         step: the number of a step that is shown alone.
         steps: the range of the steps whose medians are shown; without either they are chosen as by `build_module_tree`.
         ops: whether each row lists the ops that save memory.
+        fold: whether modules that repeat, and save and allocate as much, are one row.
 
     Raises:
         TypeError, ValueError: the recording has no such step.
@@ -104,12 +113,13 @@ def build_memory_table(
     saved_bytes, has_ops = find_saved_in_steps(of_step, groups, _NO_PLACES + len(of_step.calls.places))
     numbers, names = of_step.steps.numbers, [_name(of_step, group) for group in range(len(saved_bytes))]
     [peak] = _to_quartiles(peaks[None])
+    rows = [*_build_rows(of_step, memory, saved_bytes, has_ops, by_op=ops)]
     return MemoryTable(
         command=data.meta.argv,
         marks=data.meta.marks,
         step=of_step.step,
         recorded=of_step.recorded,
-        rows=tuple(sorted(_build_rows(of_step, memory, saved_bytes, has_ops, by_op=ops), key=_size)),
+        rows=tuple(sorted(_fold(rows) if fold else rows, key=_size)),
         saved=total,
         peak_bytes=peak.median if peak else None,
         peak_over_steps=peak if of_step.steps.several else None,
@@ -118,9 +128,35 @@ def build_memory_table(
     )
 
 
-def _size(row: MemoryRow) -> tuple[int, int, int, str, str]:
+def _size(row: MemoryRow) -> tuple[object, ...]:
     inside = -row.saved_inside.saved_bytes
-    return -row.saved.saved_bytes, -row.saved.recompute_bytes, inside, row.root or "", row.name
+    return -row.saved.saved_bytes, -row.saved.recompute_bytes, inside, row.root or "", order_of(row.name)
+
+
+def _fold(rows: Sequence[MemoryRow]) -> Iterator[MemoryRow]:
+    likes = [
+        (row.type, row.saved, row.saved_inside, row.steps, row.ops, _sizes_of_calls(row)) for row in rows
+    ]
+    for path, alike in find_alike([(row.root, row.path) for row in rows], likes):
+        row, count = rows[alike[0]], len(alike)
+        if count == 1 or path is None:
+            yield row
+            continue
+        yield replace(
+            row,
+            name=path,
+            path=path,
+            saved=row.saved.times(count),
+            saved_inside=row.saved_inside.times(count),
+            share=None if row.share is None else row.share * count,
+            ops=tuple(replace(op, saved=op.saved.times(count)) for op in row.ops),
+            count=count,
+        )
+
+
+def _sizes_of_calls(row: MemoryRow) -> tuple[Hashable, ...]:
+    memory = [row.phase(phase) for phase in PHASES]
+    return tuple((one.calls, one.allocated_bytes, one.peak_bytes) for one in memory)
 
 
 def _find_call_memory(
@@ -212,6 +248,7 @@ def _build_rows(
         if own == SavedMemory() and where not in called:
             continue
         place = calls.name(where)
+        of_calls: dict[str, Any] = {phase: memory.get((where, phase), NO_CALL_MEMORY) for phase in PHASES}
         yield MemoryRow(
             name=place.name,
             root=place.root,
@@ -222,5 +259,5 @@ def _build_rows(
             share=shares[number] if all_bytes.any() else None,
             steps=steps[number] or None if ops.steps.several else None,
             ops=tuple(by_name.get(number, ())),
-            **{phase: memory.get((where, phase), NO_CALL_MEMORY) for phase in PHASES},
+            **of_calls,
         )

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from ...recording.module_path import order_of
 from ...recording.protocols import RecordingData
 from ..compile.kernels import CompiledInside, find_compiled_before, read_compiled
 from ..tables.chosen_step import ShownStep
@@ -34,6 +35,7 @@ class OpRow:
     busiest: str | None  # in a table by op: the name of the module in which most time was spent
     busiest_root: str | None
     busiest_ns: int  # the time that was spent in `busiest`
+    count: int = 1  # for how many modules it stands
     sums: PhaseSums
 
 
@@ -64,6 +66,7 @@ def build_op_table(
     steps: Any = None,
     by: GroupedBy = "module",
     phase: str | None = None,
+    fold: bool = False,
 ) -> OpTable:
     """Returns the costs of the ops of steps in groups, by descending time.
 
@@ -75,13 +78,14 @@ def build_op_table(
         steps: the range of the steps whose medians are shown; without either they are chosen as by `build_module_tree`.
         by: "module", "call" (a forward with its backward and recompute) or "op" (ops of one name).
         phase: one of `PHASES`, which leaves out all other ops; None for all.
+        fold: whether modules that repeat, and run the same ops, are one row.
 
     Raises:
         TypeError, ValueError: the recording has no such step, or `by` or `phase` has another value.
     """
     ops = read_ops(data, choose_steps(data, step, steps, tables=("calls", "ops")), phase=phase, inside=True)
     number = None if ops.step is None else ops.step.step
-    grouping = group_ops(ops, by)
+    grouping = group_ops(ops, by, fold=fold)
     sums = sum_ops(ops, grouping.of_op, len(grouping.groups))
     [total] = sum_ops(ops, grouping.of_op * 0, 1)
     shape = len(grouping.groups), len(ops.steps.numbers)
@@ -112,9 +116,9 @@ def build_op_table(
     )
 
 
-def _cost(row: OpRow) -> tuple[int, int, str, str]:
+def _cost(row: OpRow) -> tuple[object, ...]:
     together = row.sums.together
-    return -together.time_ns, -together.ops, row.root or "", row.name
+    return -together.time_ns, -together.ops, row.root or "", order_of(row.name)
 
 
 def _to_row(group: Group, sums: PhaseSums, share: float | None) -> OpRow:
@@ -131,5 +135,6 @@ def _to_row(group: Group, sums: PhaseSums, share: float | None) -> OpRow:
         busiest=busiest.name or None,
         busiest_root=busiest.root,
         busiest_ns=group.busiest_ns,
+        count=group.count,
         sums=sums,
     )

@@ -150,6 +150,11 @@ def text_column(title: str, texts: Iterable[str | None]) -> Column:
     return Column(title, [Text(text or "") for text in texts], right=False)
 
 
+def count_cell(count: int) -> Text:
+    """Returns how many equal modules a row stands for, behind its name: ` x12`; nothing for one."""
+    return Text(f" x{count}" if count > 1 else "", "cyan")
+
+
 def printable(text: str) -> str:
     """Returns the text with control characters escaped, so that a name cannot control a terminal or reorder lines."""
     if text.isprintable():

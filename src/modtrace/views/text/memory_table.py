@@ -15,6 +15,7 @@ from ..common.columns import (
     FittedColumns,
     Legend,
     Text,
+    count_cell,
     explain_columns,
     fit_columns,
     render_tables,
@@ -61,12 +62,18 @@ _LEGEND: Legend = (
 
 
 def render_memory_table(
-    table: MemoryTable, *, top: int | None = None, width: int | None = None, color: Color = False
+    table: MemoryTable,
+    *,
+    top: int | None = None,
+    more: str | None = None,
+    width: int | None = None,
+    color: Color = False,
 ) -> str:
     """Returns the rows with what they save and allocate, and the sum of all.
 
     Args:
         top: modules to show; None for all.
+        more: the option that shows more rows; None: there is none.
         width: the width of the terminal, in characters; columns that do not fit are left out.
         color: whether the text is styled for a terminal, or the markup in which it is written.
     """
@@ -77,7 +84,7 @@ def render_memory_table(
         return render_tables(head, width=width, color=color)
     rows = table.rows[:top]
     fitted = fit_columns(_columns(table, rows), width, _DISPENSABLE)
-    rest = _describe_rest(table, len(rows), fitted)
+    rest = _describe_rest(table, len(rows), fitted, more)
     return render_tables(head, fitted, rest=rest, width=width, color=color)
 
 
@@ -126,7 +133,8 @@ def _name_cell(line: _Line) -> Text:
         return Text(f"   {line.op.op}", "dim")
     if line.row is None:
         return Text("all", "bold")
-    return Text(line.row.name, "" if line.row.path is not None else "dim")
+    name = Text(line.row.name, "" if line.row.path is not None else "dim")
+    return Text.join([name, count_cell(line.row.count)])
 
 
 def _of_modules(
@@ -173,12 +181,13 @@ def _format_known(size_bytes: int | None) -> str:
     return format_bytes(size_bytes) if size_bytes else ""
 
 
-def _describe_rest(table: MemoryTable, shown: int, columns: FittedColumns) -> list[Text]:
+def _describe_rest(table: MemoryTable, shown: int, columns: FittedColumns, more: str | None) -> list[Text]:
     lines = []
     if len(table.rows) > shown:
         hidden = table.rows[shown:]
         saved = format_bytes(sum(row.saved.saved_bytes for row in hidden))
-        lines.append(Text(f"{count_of(len(hidden), 'more row')} with {saved} saved", "dim"))
+        hint = f" ({more} {len(table.rows)} shows all)" if more else ""
+        lines.append(Text(f"{count_of(len(hidden), 'more row')} with {saved} saved{hint}", "dim"))
     lines += explain_columns(_LEGEND, columns.titles)
     if table.peak_bytes is not None:
         peak, of_steps = format_bytes(table.peak_bytes), table.peak_over_steps

@@ -15,6 +15,7 @@ from ..common.columns import (
     FittedColumns,
     Legend,
     Text,
+    count_cell,
     explain_columns,
     fit_columns,
     render_tables,
@@ -64,12 +65,18 @@ _END = [Text("")]
 
 
 def render_op_table(
-    table: OpTable, *, top: int | None = None, width: int | None = None, color: Color = False
+    table: OpTable,
+    *,
+    top: int | None = None,
+    more: str | None = None,
+    width: int | None = None,
+    color: Color = False,
 ) -> str:
     """Returns the rows with their times and costs, and the sum of all.
 
     Args:
         top: rows to show; None for all.
+        more: the option that shows more rows; None: there is none.
         width: the width of the terminal, in characters; columns that do not fit are left out.
         color: whether the text is styled for a terminal, or the markup in which it is written.
     """
@@ -80,7 +87,7 @@ def render_op_table(
         return render_tables(head, width=width, color=color)
     rows = table.rows[:top]
     fitted = [fit_columns(_columns(table, rows), width, _DISPENSABLE)]
-    rest = _describe_rest(table, len(rows), fitted[0])
+    rest = _describe_rest(table, len(rows), fitted[0], more)
     if table.compiled:
         rest += describe_regions(table.compiled, top)
     if fused := [region for region in table.compiled or () if region.is_fused]:
@@ -132,7 +139,7 @@ def _name_columns(table: OpTable, rows: Sequence[OpRow]) -> list[Column]:
 
 def _name_cell(row: OpRow) -> Text:
     is_place = row.path is not None or row.busiest is not None
-    return Text(row.name, "" if is_place else "dim")
+    return Text.join([Text(row.name, "" if is_place else "dim"), count_cell(row.count)])
 
 
 def _describe_busiest(table: OpTable, row: OpRow) -> str | None:
@@ -199,7 +206,7 @@ def _describe_absence(sums: OpSums, step: ShownStep | None) -> str:
     return f"in {steps} of {count} steps" if steps < count else ""
 
 
-def _describe_rest(table: OpTable, shown: int, columns: FittedColumns) -> list[Text]:
+def _describe_rest(table: OpTable, shown: int, columns: FittedColumns, more: str | None) -> list[Text]:
     lines = []
     if table.compiled_before:
         names = ", ".join(table.compiled_before)
@@ -212,7 +219,10 @@ def _describe_rest(table: OpTable, shown: int, columns: FittedColumns) -> list[T
         )
     hidden = [row.sums.together.time_ns for row in table.rows[shown:]]
     if hidden:
-        lines.append(Text(f"{count_of(len(hidden), 'more row')} with {format_time(sum(hidden))}", "dim"))
+        hint = f" ({more} {len(table.rows)} shows all)" if more else ""
+        lines.append(
+            Text(f"{count_of(len(hidden), 'more row')} with {format_time(sum(hidden))}{hint}", "dim")
+        )
     if table.device_times:
         lines.append(Text(DEVICE_TIMES_NOTE, "dim"))
     if table.lacks_device_times:

@@ -23,6 +23,7 @@ from ..common.columns import (
     FittedColumns,
     Legend,
     Text,
+    count_cell,
     explain_columns,
     fit_columns,
     render_tables,
@@ -286,9 +287,8 @@ def _label_cell(row: _Row) -> Text:
         return Text.join([Text(row.guides, "dim"), row.note])
     if row.shows != "node":
         return Text(row.guides + ("" if row.shows == "note" else row.shows), "dim")
-    times = f" x{row.node.count}" if row.node.count > 1 else ""
     return Text.join(
-        [Text(row.guides, "dim"), Text(label, "" if row.guides else "bold"), Text(times, "cyan")]
+        [Text(row.guides, "dim"), Text(label, "" if row.guides else "bold"), count_cell(row.node.count)]
     )
 
 
