@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import modtrace
+from builders import RecordingBuilder
 from modtrace.errors import MisuseError, RecordingExistsError
 
 
@@ -48,6 +49,14 @@ def test_a_recording_is_readable_while_it_is_made(model, tmp_path):
         assert rec.table("steps").num_rows == 3
     assert rec.table("steps").num_rows == 4
     assert rec.progress.steps == 4
+
+
+def test_frame_of_steps_is_in_their_order():
+    build = RecordingBuilder(complete=True)
+    for step in (1, 0, 2):
+        build.step(step, 10 * step, 10 * step + 5)
+    frame = modtrace.Recording(build.data()).frame("steps")
+    assert frame["step"].tolist() == [0, 1, 2]
 
 
 def test_frame_gives_whole_numbers_where_some_are_missing(model):

@@ -83,6 +83,8 @@ class Recording(answers.Displayed):
     def frame(self, name: str) -> Any:
         """Returns all rows of a table as a `pandas.DataFrame`; integers that may be missing are pandas' `Int64`.
 
+        `frame("steps")` is in order of step, while the table has steps as they ended.
+
         `frame("values")` has more columns than the table. The first columns say where and when the tensor was seen:
         `step`, `phase`, `root`, `path`, `call` (n-th of its module in the step), `type`, `role`, `slot`, `op` and
         `op_nth`. After the raw statistics come the derived ones: `mean`, `std`, `rms`, `l2`, `abs_max`, `nonfinite`
@@ -108,7 +110,9 @@ class Recording(answers.Displayed):
         return require("polars", "Recording.to_polars()").from_arrow(self._named_table(name))
 
     def _named_table(self, name: str) -> pa.Table:
-        return build_value_table(self.data) if name == "values" else self.table(name)
+        if name == "values":
+            return build_value_table(self.data)
+        return self.table(name).sort_by("step") if name == "steps" else self.table(name)
 
     def history(
         self,
