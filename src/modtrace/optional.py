@@ -11,6 +11,7 @@ _HOW_TO_GET = {
     "matplotlib": "Install it with `pip install 'modtrace[plot]'`, "
     "or draw the numbers yourself: rec.history(...) in Python, modtrace plot --json on the command line.",
     "polars": "Install it with `pip install polars`, or use .table(...), which gives Arrow tables.",
+    "tensorboard": "Install it with `pip install 'modtrace[tensorboard]'`.",
     "duckdb": "Install it with `pip install 'modtrace[query]'`.",
     "fsspec": "Install it with `pip install 'modtrace[query]'`, with the library of the protocol, such as s3fs.",
     "pyspark": "Install it with `pip install 'modtrace[spark]'`, and a JVM.",

@@ -65,6 +65,11 @@ FORMATS: dict[str, ExportFormat] = {
         suffixes=(".csv",),
         about="a folder with a CSV file for each table",
     ),
+    "tensorboard": ExportFormat(
+        writer="modtrace.cli.export_writers:write_tensorboard",
+        suffixes=(".tensorboard",),
+        about="a folder of events: logged numbers, statistics that move most, heat maps, histograms",
+    ),
     "trace": ExportFormat(
         writer="modtrace.cli.export_writers:write_trace",
         suffixes=(".trace.json", ".perfetto.json"),

@@ -12,6 +12,7 @@ from ..store.parquet import write_parquet as write_rank
 from ..store.reader import FolderReader, open_ranks
 from ..views.formats import model_explorer
 from ..views.formats.perfetto import write_perfetto
+from ..views.plot import tensorboard
 from .export_formats import ExportOptions
 from .readable import at_depth, require_nodes
 
@@ -26,6 +27,11 @@ def write_parquet(data: RecordingData, path: Path | str, options: ExportOptions)
 def write_csv(data: RecordingData, path: Path, options: ExportOptions) -> list[Path]:
     """Writes a CSV file for each table of the selected rank."""
     return write_tables(data, path)
+
+
+def write_tensorboard(data: RecordingData, path: Path, options: ExportOptions) -> list[Path]:
+    """Writes one file of events of the selected rank into a folder."""
+    return [tensorboard.write_tensorboard(data, path)]
 
 
 def write_trace(data: RecordingData, path: Path, options: ExportOptions) -> None:

@@ -78,7 +78,7 @@ def draw_growth(found: Comparison, ax: "Axes | None" = None) -> "Axes":
 
 def _displayed(drawn: "Axes", given: "Axes | None") -> "Axes":
     if given is None:
-        vars(drawn)["_repr_svg_"] = lambda: _render(drawn, ".svg").decode()
+        vars(drawn)["_repr_svg_"] = lambda: picture_of(drawn, ".svg").decode()
     return drawn
 
 
@@ -88,10 +88,11 @@ def write_axes(ax: "Axes", path: str | os.PathLike[str], *, dpi: int = 110) -> N
     Raises:
         ModtraceError: the file cannot be written.
     """
-    write_content(_render(ax, PurePath(path).suffix.lower(), dpi=dpi), path)
+    write_content(picture_of(ax, PurePath(path).suffix.lower(), dpi=dpi), path)
 
 
-def _render(ax: "Axes", suffix: str, *, dpi: int = 110) -> bytes:
+def picture_of(ax: "Axes", suffix: str, *, dpi: int = 110) -> bytes:
+    """Returns the figure of the axes in the format of a suffix."""
     picture: Any = io.BytesIO()
     figure = ax.get_figure(root=True)
     assert figure is not None  # None only for axes that were removed
