@@ -81,7 +81,7 @@ def test_commands_of_the_module_tree_give_such_a_tree(tmp_path: Path) -> None:
     run_modtrace(tmp_path, *record, *small)
     shown = run_modtrace(tmp_path, *(word for word in show if word not in ("--step", "29")))
     page = page.split("\n## Medians over steps")[0]  # whose tree is another model's
-    tree = [line[:39].rstrip() for line in page.splitlines() if re.match(r"[│├└ ]*[├└]─", line)]
+    tree = [line[:26].rstrip() for line in page.splitlines() if re.match(r"[│├└ ]*[├└]─", line)]
     assert len(tree) > 15
     assert [line for line in tree if line not in shown] == []
 
