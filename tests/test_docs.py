@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 import pytest
 
+import modtrace
+
 PROJECT = Path(__file__).parent.parent
 PACKAGE = PROJECT / "src" / "modtrace"
 PAGES = [*PROJECT.glob("*.md"), *(PROJECT / "docs").glob("*.md")]
@@ -246,6 +248,12 @@ def test_every_file_named_on_a_page_exists(page: Path) -> None:
     """The changelog also tells of files that are gone."""
     found = re.findall(NOT_BEHIND + NAME_OF_FILE, page.read_text(encoding="utf-8"))
     assert sorted({each for each in found if each not in FILES_OF_USERS and not is_file_of_ours(each)}) == []
+
+
+@EACH_PAGE
+def test_functions_of_modtrace_on_the_pages_exist(page: Path) -> None:
+    called = re.findall(r"\bmodtrace\.([A-Za-z_]\w*)\(", page.read_text(encoding="utf-8"))
+    assert set(called) <= {*modtrace.__all__}
 
 
 @pytest.mark.parametrize("folder", ["src", "tests", "benchmarks", "examples", "docs"])
