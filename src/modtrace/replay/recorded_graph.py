@@ -96,8 +96,8 @@ def read_graph(data: RecordingData) -> RecordedGraph:
     for at, row in enumerate(data.table("ops").select(["op_id", "name", "call_id", "phase"]).to_pylist()):
         call = calls.get(row["call_id"], f"unknown call {row['call_id']}")
         place = f"{call}, {row['phase']}" if row["phase"] else call
-        reads = [Read(slot, tensors[tensor]) for slot, tensor in flow.reads_by_op.get(at, ())]
-        makes = [tensors[tensor] for _, tensor in flow.returns_by_op.get(at, ())]
+        reads = [Read(slot, tensors[tensor]) for slot, tensor in flow.reads_of(at)]
+        makes = [tensors[tensor] for _, tensor in flow.returns_of(at)]
         makes.sort(key=lambda tensor: tensor.tensor_id)
         ops[row["op_id"]] = RecordedOp(row["op_id"], row["name"], place, reads, makes)
     return RecordedGraph(dict(sorted(ops.items())))

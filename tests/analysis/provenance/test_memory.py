@@ -5,6 +5,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -93,7 +94,9 @@ class ListedMemory:
 @given(st.lists(REGIONS, min_size=1, max_size=12), st.data())
 def test_memory_answers_as_a_list_of_all_writes(regions: list[MemoryRegion], data: st.DataObject) -> None:
     tensors, events = st.integers(0, len(regions) - 1), st.integers(1, 7)
-    ours, listed = Memory(SimpleNamespace(regions=regions)), ListedMemory(regions)  # type: ignore[arg-type]
+    storages = [-1 - row if one.storage is None else one.storage for row, one in enumerate(regions)]
+    step = SimpleNamespace(regions=regions, tensors=SimpleNamespace(memory=np.array(storages)))
+    ours, listed = Memory(step), ListedMemory(regions)  # type: ignore[arg-type]
     states = st.one_of(
         st.just(Finiteness()),
         st.builds(Finiteness, st.sampled_from([MEANT, UNSEEN]), st.integers(-1, 3)),
@@ -178,3 +181,24 @@ def test_search_grows_with_the_number_of_writes_and_no_faster(
     count(8)  # imports, and what is read once
     small, large = count(150), count(300)
     assert large < 2.5 * small, (small, large)
+
+
+def test_finite_ops_before_the_first_bad_one_take_a_line_each_and_no_more() -> None:
+    class Long(nn.Module):
+        def __init__(self, size: int) -> None:
+            super().__init__()
+            self.size = size
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for _ in range(self.size):
+                x = (x + 1).view(2, 1).view(2)
+            return x / torch.zeros(())
+
+    def count(size: int) -> int:
+        with modtrace.record(model := Long(size), ops=True) as rec, torch.no_grad():
+            model(torch.ones(2))
+        return count_lines(lambda: next(find_all(rec.data)))
+
+    count(8)
+    small, large = count(300), count(600)
+    assert large - small <= 3 * 300  # in which the names of the ops are listed

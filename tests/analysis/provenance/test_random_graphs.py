@@ -3,13 +3,15 @@
 import math
 from collections.abc import Callable, Sequence
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import modtrace
 from helpers.nonfinite_models import BY_OP
-from modtrace.analysis.provenance.search import find_all
+from modtrace.analysis.provenance import trace
+from modtrace.analysis.provenance.search import find_absorbed, find_all
 
 Values = list[torch.Tensor]
 Step = tuple[str, int, int]
@@ -102,3 +104,29 @@ def test_only_op_that_makes_bad_values_in_a_random_graph_is_named(
         values[-1].sum()  # what is only read in order to replace it is nobody's fault
         run(after, values)
     assert [(each.op, each.kind) for each in find_all(rec.data)] == [(op, "producer")]
+
+
+@given(
+    before=graphs,
+    after=graphs,
+    planted=st.sampled_from([None, *sorted(PRODUCERS)]),
+    reads=st.integers(0, 20),
+    measured=st.sampled_from([(), ("*mul*", "*log*", "*div*")]),
+)
+@settings(max_examples=20, deadline=None)
+def test_ops_that_are_not_visited_would_have_changed_nothing(
+    before: Sequence[Step], after: Sequence[Step], planted: str | None, reads: int, measured: Sequence[str]
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    values = [torch.rand(4, 4, generator=generator) * 2 - 1 for _ in range(3)]
+    capture = modtrace.Capture(roles=("op_output", "leaf"), ops=measured)
+    with modtrace.record(torch.nn.Identity(), ops=True, values=capture) as rec:
+        values[0].mul(values[1])
+        run(before, values)
+        if planted is not None:
+            values.append(PRODUCERS[planted][0](values[reads % len(values)]))
+        run(after, values)
+    found = list(find_all(rec.data)), find_absorbed(rec.data, 20)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trace, "find_doubtful_ops", lambda step, counts: step.order)
+        assert found == (list(find_all(rec.data)), find_absorbed(rec.data, 20))

@@ -64,13 +64,11 @@ def copies(data: TypedRecording) -> np.ndarray:
 def test_reads_and_returns_are_those_of_the_rows(program: Program) -> None:
     flow = read_op_flow(program.data)
     ids = flow.tensors.tensor_id.tolist()
-    read = {op: [(slot, ids[row]) for slot, row in rows] for op, rows in flow.reads_by_op.items()}
-    returned = {op: [(slot, ids[row]) for slot, row in rows] for op, rows in flow.returns_by_op.items()}
     for op in range(len(flow.op_id)):
-        assert read.get(op, []) == [(slot, tensor) for by, tensor, slot in program.reads if by == op]
-        assert flow.reads_of(op) == flow.reads_by_op.get(op, [])
+        read = [(slot, tensor) for by, tensor, slot in program.reads if by == op]
+        assert [(slot, ids[row]) for slot, row in flow.reads_of(op)] == read
         own = [(slot, tensor) for tensor, (by, slot) in program.made.items() if by == op]
-        assert returned.get(op, []) == own
+        assert [(slot, ids[row]) for slot, row in flow.returns_of(op)] == own
         first = int(flow.first_returned[op])
         assert (ids[first] if first >= 0 else None) == (own[0][1] if own else None)
         for slot in SLOTS:
@@ -130,9 +128,9 @@ def test_flow_of_some_ops_is_a_part_of_that_of_all(
         tensor: by if by in chosen else None for tensor, (by, _) in program.made.items() if tensor in ids
     }
     for at, op in enumerate(chosen):
-        for few, many in ((part.reads_by_op, whole.reads_by_op), (part.returns_by_op, whole.returns_by_op)):
-            expected = [(slot, all_ids[row]) for slot, row in many.get(op, [])]
-            assert [(slot, ids[row]) for slot, row in few.get(at, [])] == expected
+        for few, many in ((part.reads_of, whole.reads_of), (part.returns_of, whole.returns_of)):
+            expected = [(slot, all_ids[row]) for slot, row in many(op)]
+            assert [(slot, ids[row]) for slot, row in few(at)] == expected
     for few, many in ((part.given, whole.given), (part.returned, whole.returned)):
         expected = [all_ids[row] for row in many.tensor] if with_call else []
         assert [ids[row] for row in few.tensor] == expected

@@ -90,7 +90,7 @@ def sum_ops(ops: StepOps, group: Rows, groups: int) -> list[PhaseSums]:
 def sum_by(group: Rows, values: Column, groups: int) -> Column:
     """Returns the exact sum of each group, while `numpy.bincount` would add floating-point numbers."""
     sums = np.zeros(groups, np.int64)
-    np.add.at(sums, group, values)
+    np.add.at(sums, group, values.astype(np.int64, copy=False))  # 50 times as fast as with bools
     return sums
 
 

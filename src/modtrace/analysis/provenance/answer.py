@@ -1,6 +1,5 @@
 """Explains what made NaN or infinite values in one step, why, and where they went."""
 
-import math
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from itertools import groupby
@@ -51,9 +50,7 @@ class _Answer:
         """Returns the explanation of values that an op made, or that were in a tensor that it read."""
         step, event = self._step, self._event
         phase, forward = int(step.ops.phase[event.op]), str(self._forward["name"]) if self._forward else None
-        inputs = [
-            ReadTensor(slot, tensor, self._counts(tensor)) for slot, tensor in step.reads.get(event.op, ())
-        ]
+        inputs = [ReadTensor(slot, tensor, self._counts(tensor)) for slot, tensor in step.reads[event.op]]
         cause = find_cause(self._trace, event, inputs, forward) if event.kind == PRODUCER else None
         site = step.sites[event.tensor]
         is_made = event.kind != SOURCE
@@ -80,8 +77,8 @@ class _Answer:
     def build_input(self, given: int) -> NonFinite:
         """Returns the explanation of values in a tensor that the program gave to a model."""
         step, event, argument = self._step, self._event, self._find_argument(given)
-        readers = (op for op in step.order if any(tensor == given for _, tensor in step.reads.get(op, ())))
-        numel = math.prod(step.tensors.shapes[given])
+        readers = step.sort_ops(step.flow.readers[given])
+        numel = int(step.tensors.numel[given])
         counts = self._counts(given)
         if counts is None or counts.numel != numel or not (counts.nan or counts.inf):
             # The tensor was measured before the values were written into it.
@@ -90,7 +87,7 @@ class _Answer:
         if event.kind != SOURCE and step.bare_names[event.op] != "set":  # `set` comes from a worker
             hint += f"; {step.describe_op(event.op)} wrote them"
         return self._build_held(
-            next(readers, event.op),  # if no op reads `given` itself, one reads a view of it
+            next(iter(readers), event.op),  # if no op reads `given` itself, one reads a view of it
             counts,
             role=INPUT,
             slot=argument.slot,
@@ -102,16 +99,13 @@ class _Answer:
     def build_loaded(self, loaded: int) -> NonFinite:
         """Returns the explanation of values that the program wrote into a parameter or buffer."""
         step, event = self._step, self._event
-        site, storage = step.sites[loaded], step.regions[loaded].storage
+        site, flow = step.sites[loaded], step.flow
         assert site is not None
-        reads = (
-            op
-            for op in step.order
-            if step.ops.phase[op] == _FORWARD
-            and any(step.regions[tensor].storage == storage for _, tensor in step.reads.get(op, ()))
-        )
+        storage = step.tensors.storage
+        readers = flow.reader[storage[flow.read] == storage[loaded]]
+        readers = step.sort_ops(readers[step.ops.phase[readers] == _FORWARD])
         return self._build_held(
-            next(reads, event.op),
+            next(iter(readers), event.op),
             event.counts,
             role=site.role,
             slot=site.slot,
@@ -154,8 +148,8 @@ class _Answer:
     @cached_property
     def _forward(self) -> Mapping[str, Any] | None:
         """The op whose derivative the event's op computes, as a row of `ops`."""
-        forward = self._step.forward_op[self._event.op]
-        return None if forward is None else self._step.run.find_op(forward)
+        forward = int(self._step.forward_op[self._event.op])
+        return None if forward < 0 else self._step.run.find_op(forward)
 
     def _find_op(self, op: int) -> Mapping[str, Any] | None:
         return self._step.run.find_op(int(self._step.ops.op_id[op]))
@@ -189,7 +183,7 @@ class _Answer:
 
     def _describe_unwritten(self) -> str | None:
         """Returns which tensor that the op read is memory that was not written in full; None if there is none."""
-        read = [tensor for _, tensor in self._step.reads.get(self._event.op, ())]
+        read = [tensor for _, tensor in self._step.reads[self._event.op]]
         for tensor in read if self._event.unwritten is None else [self._event.unwritten]:
             base = self._find_base(tensor)
             writer = self._find_writer(base)
@@ -232,7 +226,7 @@ class _Answer:
                 return counts.of_leaf(tensor)
             measured = counts.of_output(tensor)
             if measured is not None:
-                is_part = measured.numel < math.prod(step.tensors.shapes[tensor])
+                is_part = measured.numel < step.tensors.numel[tensor]
                 return self._bound(tensor, measured) if is_part else measured
             tensor = step.find_shown(tensor)
         return None
@@ -240,9 +234,9 @@ class _Answer:
     def _bound(self, tensor: int, last: Counts) -> Counts | None:
         """Returns bounds on a tensor of which an op wrote only a part; None if the rest was not measured."""
         step, counts = self._step, self._trace.counts
-        storage, numel = step.regions[tensor].storage, math.prod(step.tensors.shapes[tensor])
+        storage, numel = step.tensors.storage, int(step.tensors.numel[tensor])
         parts = []
-        for part in (number for number, region in enumerate(step.regions) if region.storage == storage):
+        for part in np.flatnonzero(storage == storage[tensor]).tolist():
             is_leaf = step.tensors.producer[part] < 0
             measured = counts.of_leaf(part) if is_leaf else counts.of_output(part)
             is_earlier = measured is not None and (is_leaf or measured.order <= last.order)
@@ -256,8 +250,9 @@ class _Answer:
 
     def _describe(self, read: ReadTensor) -> str:
         step, counts = self._step, read.counts
-        shape = ", ".join(map(str, step.tensors.shapes[read.tensor]))
-        text = f"{step.tensors.dtypes[read.tensor]}[{shape}]"
+        row = step.tensors.table.slice(read.tensor, 1)
+        shape = ", ".join(map(str, row["shape"][0].as_py()))
+        text = f"{row['dtype'][0].as_py()}[{shape}]"
         if counts is not None and counts.nan:
             text += f", {describe_counts(counts.nan, counts.inf)}"
         elif counts is not None and counts.min is not None and counts.max is not None:
@@ -306,10 +301,9 @@ class _Answer:
         step, written = self._step, self._trace.counts.first_order
         phases = {phase, -1} if phase >= 0 else {_FORWARD, -1}
         carriers = self._trace.find_ops(self._trace.carriers, self._event)
-        carried = [op for op in carriers if op in written and step.ops.phase[op] in phases]
+        carried = [op for op in carriers if written[op] >= 0 and step.ops.phase[op] in phases]
         if first is not None:
-            order = {op: number for number, op in enumerate(step.order)}
-            carried = [op for op in carried if order[op] >= order[first]]
+            carried = [op for op in carried if step.position[op] >= step.position[first]]
         for _, ops in groupby(carried, key=lambda op: int(step.ops.where[op])):
             yield step.describe_op(next(ops))
 

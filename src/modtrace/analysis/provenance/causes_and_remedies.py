@@ -85,7 +85,8 @@ def find_cause(trace: Trace, event: Origin, inputs: list[ReadTensor], forward_op
 
 
 def _fully_masked(trace: Trace, name: str, event: Origin, inputs: list[ReadTensor]) -> Cause | None:
-    reads_mask = any(trace.step.tensors.dtypes[read.tensor] == "bool" for read in inputs)
+    code, dtypes = trace.step.tensors.dtype
+    reads_mask = any(dtypes[code[read.tensor]] == "bool" for read in inputs)
     is_softmax = (name in SOFTMAX or is_attention(name)) and event.meant_inputs
     if not event.counts.nan or not (is_softmax or (name in _FUSED_ATTENTION and reads_mask)):
         return None
@@ -267,16 +268,16 @@ def _is_softmax_by_hand(trace: Trace, event: Origin) -> bool:
     step, names = trace.step, trace.step.bare_names
 
     def reads(op: int) -> set[str]:
-        made_by = (int(step.tensors.producer[tensor]) for _, tensor in step.reads.get(op, ()))
+        made_by = (int(step.tensors.producer[tensor]) for _, tensor in step.reads[op])
         return {names[op] for op in made_by if op >= 0}
 
-    readers = step.readers.get(event.tensor, ())
+    readers = step.flow.readers[event.tensor].tolist()
     of_sums = {
         reader
         for op in readers
         if names[op] == "sum"
-        for _, tensor in step.returns.get(op, ())
-        for reader in step.readers.get(tensor, ())
+        for _, tensor in step.returns[op]
+        for reader in step.flow.readers[tensor].tolist()
     }
     return any(names[op] == "log" for op in of_sums) or any(
         names[op] == "div" and "sum" in reads(op) and not EXPONENTIALS.isdisjoint(reads(op))

@@ -1,6 +1,6 @@
 """Finds the op of an earlier step that made the NaN or infinite values of a tensor which a later step reads."""
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -29,8 +29,7 @@ class Makers:
     def __init__(self, run: IndexedTables, earlier: EarlierSteps) -> None:
         """Starts without reading any step; `earlier` holds what is known of dropped steps."""
         self._run = run
-        self._earlier = earlier
-        self._trace = lru_cache(maxsize=_KEPT)(self._trace_step)
+        self._trace = lru_cache(maxsize=_KEPT)(partial(_trace_step, run, earlier))
 
     def find(self, tensor_id: int, before: int) -> Maker | None:
         """Returns what made the values that a tensor held at the end of its op's step; None if that is not known.
@@ -54,10 +53,11 @@ class Makers:
             tensor_id = int(tensors.tensor_id[event.tensor])
         return None
 
-    def _trace_step(self, number: int) -> Trace | None:
-        step = OneStep(self._run, number)
-        counts = StepCounts(step, self._earlier)
-        return None if counts.has_lost_rows else trace_step(step, counts)
+
+def _trace_step(run: IndexedTables, earlier: EarlierSteps, number: int) -> Trace | None:
+    step = OneStep(run, number)
+    counts = StepCounts(step, earlier)
+    return None if counts.has_lost_rows else trace_step(step, counts)
 
 
 def is_read_later(trace: Trace, event: Origin) -> bool:
@@ -65,7 +65,7 @@ def is_read_later(trace: Trace, event: Origin) -> bool:
     own, memory, run = 1 << trace.numbers[event], trace.memory, trace.step.run
     tensors = [event.tensor, *(tensor for tensor, events in trace.unread_tensors if events & own)]
     held = [tensor for tensor in tensors if memory.read(tensor).events & own]
-    written = {(memory.storage_of(tensor), trace.step.versions[tensor]) for tensor in held}
+    written = {(memory.storage_of(tensor), int(trace.step.versions[tensor])) for tensor in held}
     storages = np.array(sorted(storage for storage, _ in written), np.int64)
     rows = run.find("tensors", ["tensor_id", "storage", "version"], storage=storages).to_pylist()
     shown = [row["tensor_id"] for row in rows if (row["storage"], row["version"] or 0) in written]

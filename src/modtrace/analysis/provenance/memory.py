@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..tables.columns import Column, Rows
 from ..tables.one_step import MemoryRegion, OneStep
 from .region_tree import RegionTree
 
@@ -38,7 +39,8 @@ class Memory:
     """The state of all parts of memory that are not known to be finite."""
 
     def __init__(self, step: OneStep) -> None:
-        self._regions = step.regions
+        self._tensors, self._regions = step.tensors, step.regions
+        self._found_regions: dict[int, list[MemoryRegion]] = {}
         #: By storage, the states of what ops wrote there.
         self._writes: dict[int, RegionTree[Finiteness]] = {}
         self._doubted: set[int] = set()  # storages of which nothing is known any more
@@ -48,15 +50,31 @@ class Memory:
         self._unread_at: dict[tuple[int, MemoryRegion], list[tuple[int, Events]]] = defaultdict(list)
 
     @cached_property
-    def _regions_by_storage(self) -> dict[int, list[MemoryRegion]]:
-        """The regions of all tensors in each storage, and the whole of it up to the end of the last one."""
-        by_storage = defaultdict(list)
-        for tensor, region in enumerate(self._regions):
-            by_storage[self.storage_of(tensor)].append(region)
-        for regions in by_storage.values():
+    def _by_storage(self) -> tuple[Rows, Column]:
+        """The tensors in the order of their storages, and these."""
+        rows = np.argsort(self._tensors.memory, kind="stable")
+        return rows, self._tensors.memory[rows]
+
+    def find_in_storage(self, storage: int) -> list[int]:
+        """Returns the tensors in a storage, as `storage_of` gives it."""
+        rows, storages = self._by_storage
+        first, end = np.searchsorted(storages, (storage, storage + 1))
+        in_storage: list[int] = rows[first:end].tolist()
+        return in_storage
+
+    def _find_regions(self, storage: int) -> list[MemoryRegion]:
+        """Returns the regions of all tensors in a storage, and the whole of it up to the end of the last one."""
+        if storage not in self._found_regions:
+            regions = [self._regions[tensor] for tensor in self.find_in_storage(storage)]
             stop = max(region.stop for region in regions)
-            regions.append(regions[0]._replace(start=0, stop=stop, is_dense=True))
-        return by_storage
+            whole = regions[0]._replace(start=0, stop=stop, is_dense=True)
+            self._found_regions[storage] = [*regions, whole]
+        return self._found_regions[storage]
+
+    @property
+    def written(self) -> list[int]:
+        """The tensors in storages to which values were written that are not known to be finite."""
+        return sorted(chain.from_iterable(map(self.find_in_storage, self._writes)))
 
     def read(self, tensor: int) -> Finiteness:
         """Returns the state of a tensor as it is now."""
@@ -77,8 +95,7 @@ class Memory:
 
     def _writes_to(self, storage: int) -> RegionTree[Finiteness]:
         if storage not in self._writes:
-            regions = self._regions_by_storage[storage]
-            self._writes[storage] = RegionTree(regions, Finiteness(), _join)
+            self._writes[storage] = RegionTree(self._find_regions(storage), Finiteness(), _join)
         return self._writes[storage]
 
     def doubt(self, tensor: int) -> None:
@@ -86,14 +103,14 @@ class Memory:
         storage = self.storage_of(tensor)
         if storage not in self._doubted:
             self._doubted.add(storage)
-            writes, whole = self._writes_to(storage), self._regions_by_storage[storage][-1]
+            writes, whole = self._writes_to(storage), self._find_regions(storage)[-1]
             writes[whole] = _join(writes[whole], Finiteness(UNSEEN))
 
     def keep_unread(self, tensor: int, events: Events) -> None:
         """Remembers a tensor that holds the values of events and that no op has read."""
         region, storage = self._regions[tensor], self.storage_of(tensor)
         if storage not in self._unread:
-            self._unread[storage] = RegionTree(self._regions_by_storage[storage], 0, or_)
+            self._unread[storage] = RegionTree(self._find_regions(storage), 0, or_)
         self._unread[storage][region] |= events
         self._unread_at[storage, region].append((tensor, events))
 
@@ -127,8 +144,7 @@ class Memory:
 
     def storage_of(self, tensor: int) -> int:
         """Returns the storage of a tensor; if it is not known, a negative number that is unique to the tensor."""
-        storage = self._regions[tensor].storage
-        return -1 - tensor if storage is None else storage
+        return int(self._tensors.memory[tensor])
 
 
 def join_states(states: Iterable[Finiteness]) -> Finiteness:

@@ -106,7 +106,7 @@ def _came(trace: Trace, ends: Iterable[End], absorbed: set[EventPlace]) -> Event
         others = end.events & ~masks
         came |= (others & ~known) or others or (0 if end.is_returned else end.events)
     by_op = {int(trace.step.ops.op_id[event.op]): number for number, event in enumerate(events)}
-    forwards = {by_op.get(trace.step.forward_op[events[number].op] or -1) for number in list_events(came)}
+    forwards = {by_op.get(int(trace.step.forward_op[events[number].op])) for number in list_events(came)}
     return came | (set_of_events(number in forwards for number in range(len(events))) & ~trace.guarded)
 
 

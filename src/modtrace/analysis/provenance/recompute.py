@@ -145,14 +145,10 @@ def _compare_ops(step: OneStep, compared: _Compared) -> Iterator[RecomputeDiffer
     pairs = pair_ops(step)
     compared.ended += _count_ended(step, pairs)
     carriers: set[int] = set()  # ops of recomputes whose outputs differ from those of the forward
-    for op in step.order:
-        if step.ops.phase[op] != _RECOMPUTE:
-            continue
-        was_given = any(
-            int(step.tensors.producer[tensor]) in carriers for _, tensor in step.reads.get(op, ())
-        )
+    for op in step.order[step.ops.phase[step.order] == _RECOMPUTE].tolist():
+        was_given = any(int(step.tensors.producer[tensor]) in carriers for _, tensor in step.reads[op])
         # Outputs and leaves are compared if they were measured in both phases.
-        keys = [(True, ""), *((False, slot) for slot, _ in step.returns.get(op, ()))]
+        keys = [(True, ""), *((False, slot) for slot, _ in step.returns[op])]
         both = [(measured.get((pairs.get(op, -2), *key)), measured.get((op, *key))) for key in keys]
         known = [(forward, recompute) for forward, recompute in both if forward and recompute]
         differing = [
@@ -173,7 +169,7 @@ def _count_ended(step: OneStep, pairs: Mapping[int, int]) -> int:
     call, origin = step.ops.call, step.calls.origin
     recomputed = {int(call[op]) for op in pairs if call[op] >= 0}
     origins = {int(origin[one]) for one in recomputed if origin[one] != one}
-    last = {int(call[op]): op for op in step.order if step.bare_names[op] not in UNPAIRED}
+    last = {int(call[op]): op for op in step.order.tolist() if step.bare_names[op] not in UNPAIRED}
     return len([one for one in origins if one in last and last[one] not in pairs.values()])
 
 

@@ -4,6 +4,8 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
 from ...recording.role import BUFFER, PARAMETER
 from ..tables.arguments import compare_arguments
 from ..tables.one_step import OneStep
@@ -103,8 +105,8 @@ def _find_other_arguments(step: OneStep, op: int, forward: int) -> Cause | None:
 
 def _pair_reads(step: OneStep, op: int, forward: int) -> Iterator[tuple[str, int, int]]:
     """Yields the slots at which both ops read, with the tensors of the forward and of the recompute."""
-    before = dict(step.reads.get(forward, ()))
-    reads = step.reads.get(op, ())
+    before = dict(step.reads[forward])
+    reads = step.reads[op]
     return ((slot, before[slot], tensor) for slot, tensor in reads if slot in before)
 
 
@@ -131,14 +133,14 @@ def _find_changed(step: OneStep, op: int, forward: int) -> Cause | None:
 
 def _describe_changed(step: OneStep, slot: str, tensor: int, op: int, forward: int) -> Cause:
     what, name = "input", f"`{slot}`"
-    storage = step.regions[tensor].storage  # the parameter or buffer may be read through a view
-    known = zip(step.regions, step.sites, strict=True)
-    site = next((site for region, site in known if site is not None and region.storage == storage), None)
+    storage = step.tensors.storage  # the parameter or buffer may be read through a view
+    known = (step.sites[other] for other in np.flatnonzero(storage == storage[tensor]).tolist())
+    site = next((site for site in known if site is not None), None)
     if site is not None and site.role in (BUFFER, PARAMETER):
         what, name = site.role, site.name
     writer = _find_writer(step, tensor)
     if writer == forward and what == BUFFER:
-        readers = [reader for _, made in step.returns.get(op, ()) for reader in step.readers.get(made, ())]
+        readers = [reader for _, made in step.returns[op] for reader in step.flow.readers[made].tolist()]
         if readers:
             return Cause(
                 "changed buffer",
@@ -161,21 +163,24 @@ def _describe_changed(step: OneStep, slot: str, tensor: int, op: int, forward: i
 
 def _find_writer(step: OneStep, tensor: int) -> int:
     """Returns the op that wrote the present contents of a tensor, maybe before a view; -1 if no op of the step did."""
-    held, makers = _identify(step, tensor), step.tensors.producer.tolist()
-    made = (maker for other, maker in enumerate(makers) if maker >= 0 and _identify(step, other) == held)
-    writer = min(made, default=-1)
-    is_view = any(_identify(step, read) == held for _, read in step.reads.get(writer, ()))
+    tensors, held = step.tensors, _identify(step, tensor)
+    is_held = (tensors.storage == tensors.storage[tensor]) & (step.versions == step.versions[tensor])
+    made = tensors.producer[is_held & (tensors.producer >= 0)]
+    if not len(made):
+        return -1
+    writer = int(made.min())
+    is_view = any(_identify(step, read) == held for _, read in step.reads[writer])
     return -1 if is_view else writer
 
 
 def _identify(step: OneStep, tensor: int) -> tuple[int | None, int]:
     """Returns the storage of a tensor and its version, which together identify its contents."""
-    return step.regions[tensor].storage, step.versions[tensor]
+    return step.regions[tensor].storage, int(step.versions[tensor])
 
 
 def _find_unpaired(step: OneStep, op: int, pairs: Mapping[int, int]) -> Cause | None:
     """Returns another op as the cause if the inputs come from an op that ran only in the forward or the recompute."""
-    saved = {_identify(step, tensor) for _, tensor in step.reads.get(op, ())}
+    saved = {_identify(step, tensor) for _, tensor in step.reads[op]}
     in_recompute = next(_find_unpaired_inputs(step, op, set(pairs), set()), None)
     in_forward = next(_find_unpaired_inputs(step, pairs[op], set(pairs.values()), saved), None)
     if in_recompute is not None and _is_random(step, in_recompute):
@@ -194,7 +199,7 @@ def _find_unpaired_inputs(
 
     Tensors that both read are left out, because they were made before the recomputed part.
     """
-    for _, tensor in step.reads.get(op, ()):
+    for _, tensor in step.reads[op]:
         before = int(step.tensors.producer[tensor])
         is_known = before < 0 or before in paired or _identify(step, tensor) in saved
         if is_known or step.ops.phase[before] != step.ops.phase[op]:

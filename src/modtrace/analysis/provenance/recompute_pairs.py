@@ -26,7 +26,7 @@ def pair_ops(step: OneStep) -> dict[int, int]:
     #: Recomputed ops by forward call, whether the call itself was recomputed, and a number of the recompute.
     runs: dict[tuple[int, bool, int], list[int]] = defaultdict(list)
     backwards = 0
-    for op in step.order:
+    for op in step.order.tolist():
         call, phase = int(ops.call[op]), int(ops.phase[op])
         if phase == _BACKWARD:
             backwards += 1
@@ -68,7 +68,7 @@ def _align(
 def _origins(step: OneStep, op: int, known: dict[int, int]) -> set[tuple[str, int]]:
     """Returns the memory and the writing op of each input; for an op of a recompute, its pair counts as the writer."""
     origins = set()
-    for _, tensor in step.reads.get(op, ()):
+    for _, tensor in step.reads[op]:
         storage, writer = step.regions[tensor].storage, int(step.tensors.producer[tensor])
         if storage is not None:
             origins.add(("storage", storage))

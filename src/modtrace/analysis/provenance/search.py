@@ -181,8 +181,8 @@ class _Search:
         if not self._earlier.is_complete:
             return
         held: dict[int, str | None] = {}
-        for tensor, tensor_id in enumerate(trace.step.tensors.tensor_id.tolist()):
-            state = trace.memory.read(tensor)
+        for tensor in trace.memory.written:
+            state, tensor_id = trace.memory.read(tensor), int(trace.step.tensors.tensor_id[tensor])
             if state.kind == BAD:
                 maker = trace.step.describe_op(trace.select(state.events)[0].op)
                 held[tensor_id] = f"{maker} made it in step {trace.step.number}"
@@ -212,7 +212,8 @@ class _Search:
         return _Searched(answers, len(answers), is_innocent=False)
 
     def _answer(self, trace: Trace, event: Origin) -> NonFinite:
-        order = trace.counts.first_order.get(event.op, event.counts.order)
+        first = int(trace.counts.first_order[event.op])
+        order = event.counts.order if first < 0 else first
         return _add_micro_batch(trace.step, build_answer(trace, event, self._makers), order)
 
 
@@ -299,10 +300,11 @@ def _find_rows_of_modules(step: OneStep) -> Iterator[int]:
 def _find_unjudged(trace: Trace) -> Iterator[int]:
     """Yields such rows of modules with an unmeasured op inside, unless a measured op returned the tensor."""
     step, partly = trace.step, _find_partly_measured(trace)
-    returned = {counts.order for counts in trace.counts.outputs.values()}
-    for row in _find_rows_of_modules(step):
+    rows = np.array([*_find_rows_of_modules(step)], np.int64)
+    orders = column_of(step.table("values"), "order")[rows]
+    for row in rows[~np.isin(orders, trace.counts.output_orders)].tolist():
         site = step.find_site(row)
-        if site is not None and site.module_id in partly and _order_of(step, row) not in returned:
+        if site is not None and site.module_id in partly:
             yield row
 
 
@@ -354,8 +356,10 @@ def _is_of_region(step: OneStep, row: int) -> bool:
 def _find_partly_measured(trace: Trace) -> set[int]:
     """Returns the modules in which an op ran without being measured, and all modules around them."""
     step, calls = trace.step, trace.step.calls
+    may_be = step.tensors.holds_numbers & ~trace.counts.is_measured & ~step.shows_first_read
+    ops = np.unique(step.tensors.producer[may_be])
     partly: set[int] = set()
-    for call in {int(step.ops.call[op]) for op in step.order if _is_unmeasured(trace, op)}:
+    for call in {int(step.ops.call[op]) for op in ops[ops >= 0].tolist() if _is_unmeasured(trace, op)}:
         while call >= 0 and int(calls.module[call]) not in partly:
             partly.add(int(calls.module[call]))
             call = int(calls.parent[call])
@@ -365,10 +369,10 @@ def _find_partly_measured(trace: Trace) -> set[int]:
 def _is_unmeasured(trace: Trace, op: int) -> bool:
     """Returns whether an op wrote numbers of which none was measured."""
     step = trace.step
-    written = [(slot, tensor) for slot, tensor in step.returns.get(op, ()) if step.find_shown(tensor) is None]
-    if step.bare_names[op] in SHAPES_ONLY or any((op, slot) in trace.counts.outputs for slot, _ in written):
+    written = [tensor for _, tensor in step.returns[op] if step.find_shown(tensor) is None]
+    if step.bare_names[op] in SHAPES_ONLY or trace.counts.is_measured[written].any():
         return False
-    return any(step.holds_numbers(tensor) for _, tensor in written)
+    return bool(step.tensors.holds_numbers[written].any())
 
 
 def _is_gradient(answer: NonFinite) -> bool:

@@ -13,7 +13,7 @@ from ...recording.protocols import RecordingData
 from ...recording.role import LOSS, PARAMETER, PARAMETER_GRAD
 from ...recording.triggers.step_tables import GROWTH_STEPS
 from ..tables.calls import phases_of
-from ..tables.columns import ArrowTable, column_of
+from ..tables.columns import ArrowTable, column_of, text_codes
 from ..tables.one_step import IndexedTables, OneStep
 from ..tables.op_rules import SEED
 from ..values.nonfinite import EXP_OVERFLOW, OVERFLOW, SOURCE, Aftermath, Growth, NonFinite
@@ -83,9 +83,8 @@ def _find_aftermath(step: OneStep, rows: _Rows) -> Aftermath:
 
 def _read_parameters(run: IndexedTables, before: Sequence[ArrowTable], step: int) -> _Rows:
     """Returns the rows of parameters and their gradients, from `GROWTH_STEPS` before a step on."""
-    role_of = np.zeros(max(run.sites, default=-1) + 2, np.int8)
-    for number, site in run.sites.items():
-        role_of[number] = {PARAMETER: 1, PARAMETER_GRAD: 2}.get(site.role or "", 0)
+    of_gradients = run.sites_of(PARAMETER_GRAD)
+    wanted = np.concatenate([run.sites_of(PARAMETER), of_gradients])
     names = ["step", "site_id", "count", "nan_count", "inf_count", "min", "max"]
     parts = [np.empty(0, _ROW)]
     tables = (*before, run.data.table("values"))
@@ -94,12 +93,12 @@ def _read_parameters(run: IndexedTables, before: Sequence[ArrowTable], step: int
         if not len(of_step) or of_step.max() <= step - GROWTH_STEPS:
             continue
         site_id, count = (to_numpy(column, null=-1) for column in batch.columns[1:3])
-        role = role_of[np.clip(site_id, -1, len(role_of) - 1)]
-        kept = np.flatnonzero((role > 0) & (of_step > step - GROWTH_STEPS) & (count >= 0))
+        is_wanted = np.isin(site_id, wanted) & (of_step > step - GROWTH_STEPS) & (count >= 0)
+        kept = np.flatnonzero(is_wanted)
         if len(kept):
             nan, inf, low, high = (to_numpy(column, null=0)[kept] for column in batch.columns[3:])
             part = np.empty(len(kept), _ROW)
-            part["step"], part["of_gradient"] = of_step[kept], role[kept] == 2
+            part["step"], part["of_gradient"] = of_step[kept], np.isin(site_id[kept], of_gradients)
             part["is_bad"] = (nan > 0) | (inf > 0)
             part["abs_max"] = np.maximum(np.abs(low), np.abs(high))
             parts.append(part)
@@ -146,10 +145,12 @@ def find_bad_losses(step: OneStep) -> Iterator[bool | None]:
         bad = column_of(values, "nan_count") + column_of(values, "inf_count") > 0
         yield from bad[losses].tolist()
         return
-    seeds = step.table("ops").select(["op_id", "name", "start_ns"]).to_pylist()
-    seeds = [row for row in seeds if row["name"] == SEED]
-    for seed in sorted(seeds, key=lambda row: int(row["start_ns"]), reverse=True):
-        used = run.find("uses", ["tensor_id"], consumer_op=np.array([seed["op_id"]]))
+    ops = step.table("ops").select(["op_id", "name", "start_ns"])
+    name, names = text_codes(ops["name"])
+    seeds = np.flatnonzero(np.array([*(one == SEED for one in names), False])[name])
+    seeds = seeds[np.argsort(-column_of(ops, "start_ns")[seeds], kind="stable")]
+    for seed in column_of(ops, "op_id")[seeds].tolist():
+        used = run.find("uses", ["tensor_id"], consumer_op=np.array([seed]))
         read = run.find("tensors", ["shape", "producer_op"], tensor_id=column_of(used, "tensor_id")[:1])
         if read.num_rows and np.prod(read["shape"][0].as_py()) == 1:
             outputs = read_outputs(run, [read["producer_op"][0].as_py()])

@@ -8,6 +8,8 @@ from functools import cached_property, reduce
 from operator import or_
 from typing import NamedTuple
 
+import numpy as np
+
 from ...recording.phase import BACKWARD, OPTIMIZER, PHASES
 from ...recording.role import BUFFER, INPUT, LEAF, OPTIMIZER_STATE, PARAMETER
 from ..tables.one_step import OneStep
@@ -31,6 +33,7 @@ from ..tables.op_rules import (
     is_attention,
 )  # fmt: skip
 from ..values.nonfinite import FIRST_SEEN, PRODUCER, SOURCE
+from .doubtful_ops import find_doubtful_ops
 from .memory import BAD, CLEAN, MEANT, UNSEEN, Events, Finiteness, Memory, join_states, list_events
 from .step_counts import Counts, StepCounts
 
@@ -107,7 +110,7 @@ class Trace:
         return [
             reading
             for reading in self.absorbers
-            if any(step.find_shown(tensor) is None for _, tensor in step.returns.get(reading.op, ()))
+            if any(step.find_shown(tensor) is None for _, tensor in step.returns[reading.op])
         ]
 
     @cached_property
@@ -149,7 +152,7 @@ _Inputs = list[tuple[str, int, Finiteness]]
 def trace_step(step: OneStep, counts: StepCounts) -> Trace:
     """Returns the trace of a step: the events in which its non-finite values came up, without intended ones."""
     tracer = _Tracer(step, counts)
-    for op in step.order:
+    for op in find_doubtful_ops(step, counts).tolist():
         tracer.visit(op)
     tracer.close()
     return Trace(
@@ -192,13 +195,13 @@ class _Tracer:
 
     def visit(self, op: int) -> None:
         """Derives the state of an op's outputs from that of its inputs."""
-        reads = () if self._names[op] in SHAPES_ONLY else self._step.reads.get(op, ())
+        reads = () if self._names[op] in SHAPES_ONLY else self._step.reads[op]
         inputs = [(slot, tensor, self._read(tensor, op, slot)) for slot, tensor in reads]
         worst = join_states(state for _, _, state in inputs)
         if op in self._counts.reads_dropped:
             worst = join_states([worst, Finiteness(UNSEEN)])
             if self._step.is_view[op]:  # later ops may read other parts of the tensor behind the view
-                for _, tensor in self._step.returns.get(op, ()):
+                for _, tensor in self._step.returns[op]:
                     self.memory.doubt(tensor)
         is_bad = self._visit_outputs(op, inputs, worst)
         if worst.kind == BAD:
@@ -222,7 +225,7 @@ class _Tracer:
         if phase == _OPTIMIZER:
             self._end(worst)
         elif self._step.name_op(op) == SEED and phase < 0:
-            for _, tensor in self._step.reads.get(op, ()):
+            for _, tensor in self._step.reads[op]:
                 self._end(self._accuse_meant(self.memory.read(tensor)))
 
     def _accuse_meant(self, state: Finiteness) -> Finiteness:
@@ -247,24 +250,19 @@ class _Tracer:
     def close(self) -> None:
         """Records at the end of the step which gradients, parameters, buffers and returned tensors are ends."""
         step = self._step
-        read_in_backward = {
-            tensor
-            for op, reads in step.reads.items()
-            if step.ops.phase[op] == _BACKWARD
-            for _, tensor in reads
-        }
+        read_in_backward = np.zeros(len(step.tensors), bool)
+        read_in_backward[step.flow.read[step.ops.phase[step.flow.reader] == _BACKWARD]] = True
         for tensor, state in self._gradients:
-            if tensor not in read_in_backward:
+            if not read_in_backward[tensor]:
                 self._end(state)
-        roles = [self._role_of(tensor) for tensor in range(len(step.sites))]
         held: dict[int, Events] = defaultdict(int)  # by tensor, the events that came up in it
         for number, event in enumerate(self.events):
             held[event.tensor] |= 1 << number
-        for tensor, role in enumerate(roles):
-            state = self.memory.read(tensor) if role in MODEL_STATE else Finiteness()
+        for tensor in step.find_tensors_of(*MODEL_STATE):
+            state = self.memory.read(tensor)
             if not state.events & held.get(tensor, 0):  # else it held the values when the step began
                 self._end(state)
-        for tensor in [*step.given, *(tensor for tensor, role in enumerate(roles) if role == INPUT)]:
+        for tensor in [*step.given, *step.find_tensors_of(INPUT)]:
             events = self.memory.read(tensor).events
             for number in list_events(events & ~self._given):
                 self.events[number].given = tensor
@@ -280,17 +278,17 @@ class _Tracer:
 
     def _has_integers(self, op: int) -> bool:
         """Returns whether the outputs of an op are all integer or boolean, so that they cannot be NaN."""
-        returned = self._step.returns.get(op, ())
-        return bool(returned) and not any(self._step.is_float(tensor) for _, tensor in returned)
+        returned = self._step.returns[op]
+        return bool(returned) and not any(self._step.tensors.is_float[tensor] for _, tensor in returned)
 
     def _visit_outputs(self, op: int, inputs: _Inputs, worst: Finiteness) -> bool:
         if self._step.name_op(op).startswith("profiler."):
             return False
         is_bad, measured = False, set()
-        for slot, tensor in self._step.returns.get(op, ()):
+        for slot, tensor in self._step.returns[op]:
             # An op in place returns the view first; a further tensor at that slot is the base, as later ops read it.
             state = None if slot in measured else self._judge(op, slot, tensor, inputs, worst)
-            if (op, slot) in self._counts.outputs:
+            if self._counts.is_measured[tensor]:
                 measured.add(slot)
             if state is not None:  # else the output is a view, whose state memory already has
                 self.memory.write(tensor, state)
@@ -313,7 +311,7 @@ class _Tracer:
         self, op: int, slot: str, tensor: int, inputs: _Inputs, worst: Finiteness
     ) -> Finiteness | None:
         """Returns the state of an op's output; None if the op has written nothing."""
-        name, counts = self._names[op], self._counts.outputs.get((op, slot))
+        name, counts = self._names[op], self._counts.of_output(tensor)
         if name in UNINITIALIZED:
             self.memory.allocate(tensor)
             return None
@@ -344,11 +342,11 @@ class _Tracer:
     def _judge_unmeasured(self, op: int, tensor: int, worst: Finiteness) -> Finiteness | None:
         if self._step.find_shown(tensor) is not None:
             return None
-        if worst.kind == BAD and self._step.holds_numbers(tensor):
+        if worst.kind == BAD and self._step.tensors.holds_numbers[tensor]:
             return worst
         if (meant := self._find_meant(op, self._names[op], [], worst)) is not None:
             return meant
-        is_known = self._names[op] in SHAPES_ONLY or not self._step.holds_numbers(tensor)
+        is_known = self._names[op] in SHAPES_ONLY or not self._step.tensors.holds_numbers[tensor]
         return Finiteness() if is_known else Finiteness(UNSEEN, tensor)
 
     def _blame(self, made: Origin, inputs: _Inputs, worst: Finiteness) -> Origin:
@@ -423,7 +421,7 @@ class _Tracer:
     def _judge_leaf(self, tensor: int, op: int, slot: str) -> Finiteness:
         counts = self._counts.of_leaf(tensor)
         if counts is None:
-            return Finiteness(UNSEEN, tensor) if self._step.holds_numbers(tensor) else Finiteness()
+            return Finiteness(UNSEEN, tensor) if self._step.tensors.holds_numbers[tensor] else Finiteness()
         if not (counts.nan or counts.inf):
             return Finiteness()
         role = self._role_of(tensor)

@@ -16,6 +16,7 @@ from ..graph_view.fold import fold_graph
 from ..tables.calls import iterate_levels
 from ..tables.columns import Column, RowFinder, Rows, column_of, columns_at, dictionary_codes, take
 from ..tables.inside import with_inside
+from ..tables.tensors import Tensors, shape_text
 from .limits import GraphCut
 from .modules import Place
 from .tables import (
@@ -24,8 +25,8 @@ from .tables import (
     ReportTable,
     coded_column,
     narrow,
+    number_codes,
     number_column,
-    number_texts,
     seconds,
     text_column,
 )
@@ -51,7 +52,7 @@ def tabulate_nodes(
     layers, nodes, size = graph.layers, graph.nodes, len(graph.layers)
     places = [index.get((place.root, place.path), NONE) for place in layers.places]
     module = np.array([*places, NONE], np.int64)
-    dtypes = _of_tensors(graph, graph.tensors.dtypes)
+    dtypes = _of_tensors(graph, graph.tensors.dtype)
     no_texts: _Texts = (np.full(len(nodes), NONE), ())
 
     def of_places(name: str) -> _Texts:
@@ -78,7 +79,7 @@ def tabulate_nodes(
         *_folded(whole, cut),
         *_numbers(layers.numbers, nodes.numbers, "device time" if graph.device_times else "time"),
         number_column("start", "start", "seconds", *_starts(graph)),
-        text_column("shape", "shape", _of_tensors(graph, graph.tensors.shape_texts)),
+        text_column("shape", "shape", _of_tensors(graph, _code_shapes(graph.tensors))),
         text_column("dtype", "dtype", dtypes, kind="dtype", overlay=True, measure="dtype"),
         _coded("args", "arguments", (np.full(size, NONE), ()), (nodes.args, nodes.argument_texts)),
         *_sources_and_kernels(data, graph),
@@ -137,10 +138,16 @@ def _shorten(kind: str, name: str) -> str:
     return forms_of_op(name)[-1] if name.startswith("aten.") else name
 
 
-def _of_tensors(graph: Graph, texts: Sequence[str]) -> list[str | None]:
+def _of_tensors(graph: Graph, texts: _Texts) -> list[str | None]:
     """Returns for each layer None, and for each node the text of its tensor."""
-    of_nodes = (texts[tensor] if tensor >= 0 else None for tensor in graph.nodes.tensor.tolist())
+    known = (*texts[1], None)
+    of_nodes = (known[code] for code in take(texts[0], graph.nodes.tensor).tolist())
     return [*[None] * len(graph.layers), *of_nodes]
+
+
+def _code_shapes(tensors: Tensors) -> _Texts:
+    codes, shapes = tensors.shape
+    return codes, [shape_text(shape) for shape in shapes]
 
 
 def _first_orders(graph: Graph) -> Column:
@@ -227,10 +234,11 @@ def tabulate_edges(graph: Graph, cut: GraphCut) -> ReportTable:
         ends = source[outside] * len(cut.shown) + target[outside]
         rows = outside[np.sort(np.unique(ends, return_index=True)[1])]
     tensor = edges.tensor[rows]
-    shapes, shape_texts = number_texts(tensors.shape_texts)
-    dtypes, dtype_texts = number_texts(tensors.dtypes)
+    shapes, shape_texts = number_codes(*_code_shapes(tensors))
+    dtypes, dtype_texts = number_codes(*tensors.dtype)
     shape, dtype = (np.append(codes, NONE)[tensor] for codes in (shapes, dtypes))
-    sizes = _sizes(tensors.shapes, tensors.dtypes)[tensor]
+    bits = np.array([*map(_count_bits, dtype_texts), np.nan])[dtypes]
+    sizes = np.append(tensors.numel * bits / 8, np.nan)[tensor]
     return ReportTable(
         rows=len(rows),
         columns=(
@@ -245,14 +253,7 @@ def tabulate_edges(graph: Graph, cut: GraphCut) -> ReportTable:
     )
 
 
-def _sizes(shapes: Sequence[Sequence[int]], dtypes: Sequence[str]) -> Column:
-    """Returns each tensor's size in bytes, and a last element for no tensor; NaN where the dtype is not known."""
-    bits = {dtype: _count_bits(dtype) for dtype in set(dtypes)}
-    sizes = [math.prod(shape) * bits[dtype] / 8 for shape, dtype in zip(shapes, dtypes, strict=True)]
-    return np.array([*sizes, np.nan], np.float64)
-
-
-def _count_bits(dtype: str | None) -> float:
+def _count_bits(dtype: str) -> float:
     """Returns the bits of an element: 32 for `float32`, 8 for `float8_e4m3fn` and `bool`; NaN if not known."""
-    digits = re.search(r"\d+", "8" if dtype == "bool" else dtype or "")
+    digits = re.search(r"\d+", "8" if dtype == "bool" else dtype)
     return int(digits[0]) if digits else math.nan

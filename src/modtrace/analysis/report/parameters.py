@@ -71,4 +71,4 @@ def _find_read(graph: Graph) -> Iterator[tuple[_Key, str, str, str | None, int]]
             continue
         path, _, name = nodes.names[int(nodes.name[node])].rpartition(".")
         root = layers.places[int(layers.place[layer])].root
-        yield ((root, path), name), tensors.shape_texts[tensor], tensors.dtypes[tensor], None, NONE
+        yield ((root, path), name), shape_text(tensors.shapes[tensor]), tensors.dtypes[tensor], None, NONE

@@ -109,6 +109,15 @@ def number_texts(texts: Iterable[str | None]) -> tuple[Column, tuple[str, ...]]:
     return np.array(codes, np.int32), tuple(known)
 
 
+def number_codes(codes: Column, texts: Sequence[str]) -> tuple[Column, tuple[str, ...]]:
+    """Returns a column of codes with the texts in the order of their first rows, as `number_texts` has them."""
+    known, first = np.unique(codes[codes >= 0], return_index=True)
+    known = known[np.argsort(first)]
+    numbers = np.full(len(texts) + 1, NONE, np.int32)
+    numbers[known] = np.arange(len(known))
+    return numbers[codes], tuple(texts[code] for code in known.tolist())
+
+
 def text_column(
     name: str, label: str, texts: Iterable[str | None], *, kind: Kind = "text", **more: Any
 ) -> ReportColumn:

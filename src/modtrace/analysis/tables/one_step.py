@@ -1,10 +1,9 @@
 """Reads the rows of one step of a recording; batches without rows of the step are skipped."""
 
-import math
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from functools import cache, cached_property, lru_cache
+from collections.abc import Collection, Mapping, Sequence
+from functools import cache, cached_property, lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,11 +18,21 @@ from ...recording.raw_tensor import RawTensor
 from ...recording.role import LOSS
 from ...recording.statistics.moments import sites_of_roles
 from .calls import Calls, outermost_calls
-from .columns import Bools, Column, Rows, column_of, find_rows, ranges
+from .columns import (
+    Bools,
+    Column,
+    OnDemand,
+    Rows,
+    column_of,
+    find_rows,
+    ranges,
+    sort_distinct,
+    take,
+)
 from .op_flow import OpFlow, read_op_flow
 from .op_rules import PLAIN
 from .ops import StepOps, bare_name, read_step_ops
-from .sites import Site, read_sites
+from .sites import Site, SitesOnDemand
 from .tensors import Tensors
 
 #: The largest number of batches that stay sorted by a column, enough for those of one step and the next.
@@ -36,12 +45,12 @@ class IndexedTables:
     def __init__(self, data: RecordingData) -> None:
         self.data = data
         self._batches_of = cache(lambda name: _Batches(data.table(name)))
-        self._sites_of = cache(self._find_sites)
+        self._sites_of = cache(partial(_find_sites, data))
 
     @cached_property
-    def sites(self) -> dict[int, Site]:
+    def sites(self) -> SitesOnDemand:
         """The sites of the recording by their ids."""
-        return read_sites(self.data)
+        return SitesOnDemand(self.data)
 
     @cached_property
     def has_lines(self) -> bool:
@@ -53,9 +62,6 @@ class IndexedTables:
         """Returns the ids of the sites at which tensors of some roles are seen."""
         return self._sites_of(roles)
 
-    def _find_sites(self, roles: tuple[str, ...]) -> Column:
-        return sites_of_roles(self.data.table("sites"), roles).astype(np.int64)
-
     def find(self, name: str, columns: Sequence[str] | None = None, **wanted: Column) -> pa.Table:
         """Returns the rows of a table in which one of the given columns holds one of the given ids, in table order.
 
@@ -65,9 +71,8 @@ class IndexedTables:
             **wanted: for each column to search, the ids to look for; -1 finds nothing.
         """
         table = self._batches_of(name)
-        rows = [table.find(column, np.unique(ids[ids >= 0])) for column, ids in wanted.items()]
-        ordered = np.sort(np.concatenate(rows))  # np.unique takes ten times as long
-        return table.take(ordered if len(rows) == 1 else ordered[np.diff(ordered, prepend=-1) > 0], columns)
+        rows = [table.find(column, sort_distinct(ids[ids >= 0])) for column, ids in wanted.items()]
+        return table.take(sort_distinct(np.concatenate(rows)), columns)
 
     def find_op(self, op_id: int) -> Mapping[str, Any] | None:
         """Returns the row of an op; None if it is not in the recording."""
@@ -83,6 +88,10 @@ class IndexedTables:
         return rows[0] if rows else None
 
 
+def _find_sites(data: RecordingData, roles: tuple[str, ...]) -> Column:
+    return sites_of_roles(data.table("sites"), roles).astype(np.int64)
+
+
 class MemoryRegion(NamedTuple):
     """The memory that a tensor spans, in elements from `start` up to `stop`; a dense tensor uses all of it."""
 
@@ -90,6 +99,10 @@ class MemoryRegion(NamedTuple):
     start: int
     stop: int
     is_dense: bool
+
+
+#: For each op, slots and the tensors at them.
+_Slots = Mapping[int, list[tuple[str, int]]]
 
 
 class Argument(NamedTuple):
@@ -142,7 +155,7 @@ class OneStep:
         calls = self.run.find("calls", ["forward_call_id", "recompute_of"], step=np.array([self.number]))
         referred = [column_of(calls, name) for name in calls.column_names]
         referred += [column_of(self.table(name), "call_id") for name in ("ops", "values")]
-        found = self.run.find("calls", ["step"], call_id=np.unique(np.concatenate(referred)))
+        found = self.run.find("calls", ["step"], call_id=np.concatenate(referred))
         return column_of(found, "step")
 
     def is_of(self, *roles: str) -> Bools:
@@ -179,35 +192,37 @@ class OneStep:
         """The tensors that ops read or return."""
         return self.flow.tensors
 
-    @property
+    @cached_property
     def reads(self) -> Mapping[int, list[tuple[str, int]]]:
         """For each op, the slot and the tensor of each of its reads."""
-        return self.flow.reads_by_op
+        return OnDemand(self.flow.reads_of)
 
-    @property
+    @cached_property
     def returns(self) -> Mapping[int, list[tuple[str, int]]]:
         """For each op, the slot and the tensor of each of its outputs."""
-        return self.flow.returns_by_op
+        return OnDemand(self.flow.returns_of)
 
     @cached_property
-    def readers(self) -> Mapping[int, list[int]]:
-        """For each tensor, the ops that read it."""
-        readers: dict[int, list[int]] = defaultdict(list)
-        for op, reads in self.reads.items():
-            for _, tensor in reads:
-                readers[tensor].append(op)
-        return readers
-
-    @cached_property
-    def order(self) -> list[int]:
+    def order(self) -> Rows:
         """The rows of the ops in the order in which they began."""
-        order: list[int] = np.lexsort((self.ops.op_id, self.ops.start_ns)).tolist()
-        return order
+        return np.lexsort((self.ops.op_id, self.ops.start_ns))
+
+    @cached_property
+    def position(self) -> Rows:
+        """The position of each op in `order`."""
+        position = np.empty(len(self.order), np.int64)
+        position[self.order] = np.arange(len(position))
+        return position
+
+    def sort_ops(self, ops: Rows) -> list[int]:
+        """Returns the given ops in the order in which they began."""
+        ordered: list[int] = ops[np.argsort(self.position[ops], kind="stable")].tolist()
+        return ordered
 
     @cached_property
     def follows(self) -> Column:
         """For each op, the phase of the last op with one before it; -1 for none."""
-        order = np.array(self.order, np.int64)
+        order = self.order
         phase = self.ops.phase[order]
         last = np.maximum.accumulate(np.where(phase >= 0, np.arange(len(order)), -1))
         follows = np.full(len(order), -1)
@@ -227,19 +242,20 @@ class OneStep:
         return first
 
     @cached_property
-    def op_args(self) -> list[str]:
+    def op_args(self) -> Mapping[int, str]:
         """The template of each op's arguments."""
-        return list(self.table("ops")["args"].to_pylist())
+        args = self.table("ops")["args"]
+        return OnDemand(lambda op: str(args[op].as_py()))
 
     @cached_property
-    def forward_op(self) -> list[int | None]:
-        """For each backward op, the id (not the row) of its forward op, which may be of an earlier step."""
-        return list(self.table("ops")["forward_op_id"].to_pylist())
+    def forward_op(self) -> Column:
+        """For each backward op, the id (not the row) of its forward op, maybe of an earlier step; -1 for none."""
+        return column_of(self.table("ops"), "forward_op_id")
 
     @cached_property
-    def is_view(self) -> list[bool]:
+    def is_view(self) -> Column:
         """For each op, whether it returned a view of a tensor that it read."""
-        return list(self.table("ops")["is_view"].to_pylist())
+        return column_of(self.table("ops"), "is_view")
 
     @cached_property
     def bare_names(self) -> list[str]:
@@ -247,28 +263,35 @@ class OneStep:
         of_code = [bare_name(name) for name in self.ops.names]
         return [of_code[code] for code in self.ops.name.tolist()]
 
+    def are_named(self, names: Collection[str]) -> Bools:
+        """Returns a mask of the ops with one of these names, without namespace and overload."""
+        return np.array([*(bare_name(name) in names for name in self.ops.names), False])[self.ops.name]
+
     @cached_property
-    def regions(self) -> list[MemoryRegion]:
+    def regions(self) -> Mapping[int, MemoryRegion]:
         """The memory region of each tensor."""
-        columns = (self.tensors.table[name].to_pylist() for name in ("storage", "offset", "shape", "stride"))
-        return [_to_region(*values) for values in zip(*columns, strict=True)]
+        return OnDemand(partial(_find_region, self.tensors))
 
     @cached_property
-    def versions(self) -> list[int]:
+    def versions(self) -> Column:
         """The version of each tensor's memory; 0 where none is known."""
-        return [version or 0 for version in self.tensors.table["version"].to_pylist()]
+        return self.tensors.known_version
 
     @cached_property
-    def sites(self) -> list[Site | None]:
+    def sites(self) -> Mapping[int, Site | None]:
         """The site of each tensor that no op made, or that is a parameter or buffer."""
-        return [self.run.sites.get(number) for number in self.tensors.site_id.tolist()]
+        sites, site_id = self.run.sites, self.tensors.site_id
+        return OnDemand(lambda tensor: sites.get(int(site_id[tensor])))
+
+    def find_tensors_of(self, *roles: str) -> list[int]:
+        """Returns the tensors whose sites have one of these roles."""
+        rows: list[int] = np.flatnonzero(np.isin(self.tensors.site_id, self.run.sites_of(*roles))).tolist()
+        return rows
 
     @cached_property
-    def is_internal(self) -> list[bool]:
+    def is_internal(self) -> Bools:
         """For each tensor, whether only the backward of its own op reads it; see `OpFlow.find_internal`."""
-        forward = np.array([-1 if op is None else op for op in self.forward_op], np.int64)
-        internal: list[bool] = self.flow.find_internal(find_rows(self.ops.op_id, forward)).tolist()
-        return internal
+        return self.flow.find_internal(find_rows(self.ops.op_id, self.forward_op))
 
     @cached_property
     def returned(self) -> frozenset[int]:
@@ -286,45 +309,36 @@ class OneStep:
         return arguments
 
     def find_shown(self, tensor: int) -> int | None:
-        """Returns the tensor behind a view, if the op that made the view read it and wrote nothing; None otherwise."""
-        return self._shown.get(tensor)
+        """Returns the tensor behind a view, if the op that made the view read it and wrote nothing; None otherwise.
+
+        It is the first tensor in the view's memory that the op read, and that is not of an older version.
+        """
+        op = int(self.tensors.producer[tensor])
+        return None if op < 0 else self._shown[op].get(tensor)
 
     @cached_property
-    def _shown(self) -> Mapping[int, int]:
-        """For each view, the first tensor in its memory that its op read, and that is not of an older version."""
-        shown: dict[int, int] = {}
-        for op, returned in self.returns.items():
-            newer: dict[int | None, list[tuple[int, int]]] = defaultdict(
-                list
-            )  # by storage, newer than those before
-            for _, read in self.reads.get(op, ()):
-                storage, version = self.regions[read].storage, self.versions[read]
-                if storage is not None and (not newer[storage] or version > newer[storage][-1][0]):
-                    newer[storage].append((version, read))
-            for _, tensor in returned:
-                reads = newer.get(self.regions[tensor].storage, ())
-                first = bisect_left(reads, (self.versions[tensor],))
-                if first < len(reads):
-                    shown[tensor] = reads[first][1]
-        return shown
+    def _shown(self) -> Mapping[int, Mapping[int, int]]:
+        """For each op, the tensors that its outputs show."""
+        return OnDemand(partial(_find_shown, self.tensors, self.reads, self.returns))
+
+    @cached_property
+    def shows_first_read(self) -> Bools:
+        """A mask of the tensors that show the first tensor which their op read, as nearly all views do."""
+        flow, tensors = self.flow, self.tensors
+        first = np.append(flow.read, -1)[flow.first_read]
+        first[:-1][np.diff(flow.first_read) == 0] = -1
+        read = take(first[:-1], tensors.producer)
+        is_same = (tensors.storage >= 0) & (tensors.storage == take(tensors.storage, read))
+        return np.asarray((read >= 0) & is_same & (take(self.versions, read) >= self.versions))
 
     def find_leaf(self, tensor: int) -> int | None:
         """Returns the leaf of which a tensor is a view or a copy, through any number of ops; None if an op made it."""
         while (producer := int(self.tensors.producer[tensor])) >= 0:
-            reads = self.reads.get(producer, ())
+            reads = self.reads[producer]
             if not reads or not (self.is_view[producer] or self.bare_names[producer] in PLAIN):
                 return None
             tensor = reads[0][1]
         return tensor
-
-    def is_float(self, tensor: int) -> bool:
-        """Returns whether a tensor holds real or complex numbers, as far as its dtype is known."""
-        dtype = self.tensors.dtypes[tensor]
-        return dtype is None or dtype.startswith(("float", "bfloat", "complex"))
-
-    def holds_numbers(self, tensor: int) -> bool:
-        """Returns whether a tensor has elements, and a dtype that can hold NaN."""
-        return self.is_float(tensor) and 0 not in self.tensors.shapes[tensor]
 
     def name_op(self, op: int) -> str:
         """Returns the full name of an op: `aten._softmax.default`."""
@@ -340,21 +354,33 @@ class OneStep:
         return locate_call(self.calls, int(self.ops.call[op]), int(self.ops.where[op]))
 
 
+def _find_region(tensors: Tensors, tensor: int) -> MemoryRegion:
+    storage, start, stop = (int(column[tensor]) for column in (tensors.storage, *tensors.bounds))
+    is_dense = storage < 0 or stop - start == tensors.numel[tensor]
+    return MemoryRegion(None if storage < 0 else storage, start, stop, is_dense)
+
+
+def _find_shown(tensors: Tensors, reads: _Slots, returns: _Slots, op: int) -> Mapping[int, int]:
+    storages, versions = tensors.storage, tensors.known_version
+    newer: dict[int, list[tuple[int, int]]] = defaultdict(list)  # by storage, newer than those before
+    for _, read in reads[op]:
+        storage, version = int(storages[read]), int(versions[read])
+        if storage >= 0 and (not newer[storage] or version > newer[storage][-1][0]):
+            newer[storage].append((version, read))
+    shown: dict[int, int] = {}
+    for _, tensor in returns[op]:
+        read_there = newer.get(int(storages[tensor]), ())
+        first = bisect_left(read_there, (int(versions[tensor]),))
+        if first < len(read_there):
+            shown[tensor] = read_there[first][1]
+    return shown
+
+
 def locate_call(calls: Calls, call: int, where: int) -> dict[str, Any]:
     """Returns `root`, `path` and `call` of a call as fields of an answer; `where` is the index of its place."""
     place = calls.name(where)
     nth = int(calls.nth[calls.origin[call]]) if call >= 0 else -1
     return {"root": place.root, "path": place.path, "call": nth if nth >= 0 else None}
-
-
-def _to_region(storage: int | None, offset: int, shape: list[int], stride: list[int]) -> MemoryRegion:
-    if storage is None:  # a sparse tensor has no strides, and no storage is recorded for it
-        return MemoryRegion(None, 0, 1, True)
-    numel = math.prod(shape)
-    if not numel:
-        return MemoryRegion(storage, offset, offset, True)
-    extent = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
-    return MemoryRegion(storage, offset, offset + extent, extent == numel)
 
 
 class _Batches:
@@ -364,8 +390,8 @@ class _Batches:
         self._empty = table.slice(0, 0)
         self._batches = table.to_batches()
         self._ends = np.cumsum([batch.num_rows for batch in self._batches], dtype=np.int64)
-        self._range = cache(self._find_range)
-        self._sorted = lru_cache(maxsize=_MOST_SORTED)(self._sort)
+        self._range = cache(partial(_find_range, self._batches))
+        self._sorted = lru_cache(maxsize=_MOST_SORTED)(partial(_sort, self._batches))
 
     def find(self, column: str, ids: Column) -> Rows:
         """Returns the rows that hold one of the ids in a column; the ids are sorted."""
@@ -387,19 +413,27 @@ class _Batches:
         for number, part in zip(numbers.tolist(), np.split(rows, firsts)[1:], strict=True):
             batch = self._batches[number]
             kept = batch if columns is None else batch.select(columns)
-            parts.append(kept.take(from_numpy(part - (self._ends[number] - len(batch)))))
+            inside = part - (self._ends[number] - len(batch))
+            is_slice = inside[-1] - inside[0] + 1 == len(
+                inside
+            )  # as the rows of a step, which then need no copy
+            rows = kept.slice(int(inside[0]), len(inside)) if is_slice else kept.take(from_numpy(inside))
+            parts.append(rows)
         empty = self._empty if columns is None else self._empty.select(columns)
         return pa.Table.from_batches(parts, empty.schema)
 
-    def _find_range(self, column: str) -> tuple[Column, Column]:
-        """Returns the smallest and the largest id in each batch; without ids, the smallest is the larger one."""
-        ends = [pc.min_max(batch.column(column)).as_py() for batch in self._batches]
-        low = [0 if end["min"] is None else end["min"] for end in ends]
-        high = [-1 if end["max"] is None else end["max"] for end in ends]
-        return np.array(low, np.int64), np.array(high, np.int64)
 
-    def _sort(self, column: str, number: int) -> tuple[Rows, Column]:
-        """Returns the order that sorts the ids of one batch, and the sorted ids; -1 stands for null."""
-        ids = to_numpy(self._batches[number].column(column), null=-1).astype(np.int64, copy=False)
-        order = np.argsort(ids, kind="stable")
-        return order, ids[order]
+# These are functions, as a cache of a method would keep its object alive until the cyclic garbage collector runs.
+def _find_range(batches: Sequence[pa.RecordBatch], column: str) -> tuple[Column, Column]:
+    """Returns the smallest and the largest id in each batch; without ids, the smallest is the larger one."""
+    ends = [pc.min_max(batch.column(column)).as_py() for batch in batches]
+    low = [0 if end["min"] is None else end["min"] for end in ends]
+    high = [-1 if end["max"] is None else end["max"] for end in ends]
+    return np.array(low, np.int64), np.array(high, np.int64)
+
+
+def _sort(batches: Sequence[pa.RecordBatch], column: str, number: int) -> tuple[Rows, Column]:
+    """Returns the order that sorts the ids of one batch, and the sorted ids; -1 stands for null."""
+    ids = to_numpy(batches[number].column(column), null=-1).astype(np.int64, copy=False)
+    order = np.argsort(ids, kind="stable")
+    return order, ids[order]

@@ -1,7 +1,6 @@
 """Reads from the tables `uses` and `tensors` which tensors ops read and return, and finds what nothing reads."""
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -65,22 +64,21 @@ class OpFlow:
         return Groups(self.tensors.producer[made], made, len(self.op_id))
 
     @cached_property
-    def reads_by_op(self) -> Mapping[int, list[tuple[str, int]]]:
-        """For each op, the slot and the tensor of each of its reads."""
-        return _group_by_op(self.reader, self.slot, self.slots, self.read)
+    def first_read(self) -> Rows:
+        """The number of the first read of each op, and behind them the number of all reads."""
+        return np.searchsorted(self.reader, np.arange(len(self.op_id) + 1))
 
     def reads_of(self, op: int) -> list[tuple[str, int]]:
-        """Returns the slot and the tensor of each read of one op; it is cheaper than `reads_by_op` for few ops."""
-        begin, end = np.searchsorted(self.reader, [op, op + 1])
+        """Returns the slot and the tensor of each read of one op."""
+        begin, end = self.first_read[op : op + 2].tolist()
         slots = (self.slots[code] for code in self.slot[begin:end].tolist())
         return list(zip(slots, self.read[begin:end].tolist(), strict=True))
 
-    @cached_property
-    def returns_by_op(self) -> Mapping[int, list[tuple[str, int]]]:
-        """For each op, the slot and the tensor of each of its outputs."""
-        tensors = self.tensors
-        made = np.flatnonzero(tensors.producer >= 0)
-        return _group_by_op(tensors.producer[made], tensors.slot[made], tensors.slots, made)
+    def returns_of(self, op: int) -> list[tuple[str, int]]:
+        """Returns the slot and the tensor of each output of one op."""
+        made, tensors = self.outputs[op], self.tensors
+        slots = (tensors.slots[code] for code in tensors.slot[made].tolist())
+        return list(zip(slots, made.tolist(), strict=True))
 
     def find_output(self, op: Rows, slot: Column, slots: Sequence[str]) -> Rows:
         """Returns the tensor that each op returned at a slot, the first if there are several; -1 if there is none.
@@ -219,12 +217,3 @@ def _read_tensors(table: pa.Table, is_wanted: Bools, producer: Rows) -> Tensors:
     return Tensors(
         tensor_id=column_of(table, "tensor_id"), producer=producer, slot=slot, table=table, slots=slots
     )
-
-
-def _group_by_op(
-    op: Rows, slot: Column, slots: Sequence[str], tensor: Rows
-) -> Mapping[int, list[tuple[str, int]]]:
-    found: dict[int, list[tuple[str, int]]] = defaultdict(list)
-    for row, code, number in zip(op.tolist(), slot.tolist(), tensor.tolist(), strict=True):
-        found[row].append((slots[code], number))
-    return found

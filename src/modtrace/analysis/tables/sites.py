@@ -1,12 +1,16 @@
 """Reads the sites of a recording: the module, the role and the slot of each measured tensor."""
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ...recording.module_path import join
 from ...recording.protocols import RecordingData
-from .columns import Column, column_of, keep_rows
+from .columns import ArrowTable, Column, OnDemand, RowFinder, Rows, column_of, keep_rows, take, text_codes
+
+_COLUMNS = ("site_id", "module_id", "role", "slot", "nth")
 
 
 class Site(NamedTuple):
@@ -33,15 +37,47 @@ def name_roots_of_modules(data: RecordingData) -> dict[int, str]:
 
 def read_sites(data: RecordingData, wanted: Column | None = None) -> dict[int, Site]:
     """Returns the sites by their ids, in the order of the table; those with wanted ids, or all."""
-    modules = data.table("modules").select(["module_id", "path"]).to_pylist()
-    paths = {row["module_id"]: row["path"] for row in modules}
-    table = data.table("sites").select(["site_id", "module_id", "role", "slot", "nth"])
+    table, paths = data.table("sites").select(_COLUMNS), _read_paths(data)
     if wanted is not None:
         table = keep_rows(table, np.isin(column_of(table, "site_id"), wanted))
-    rows = table.to_pylist()
-    return {
-        row["site_id"]: Site(
-            row["module_id"], paths.get(row["module_id"]) or "", row["role"], row["slot"] or "", row["nth"]
-        )
-        for row in rows
-    }
+    return {row["site_id"]: _to_site(row, paths) for row in table.to_pylist()}
+
+
+class SitesOnDemand:
+    """The sites of a recording, each read when it is first asked for."""
+
+    def __init__(self, data: RecordingData) -> None:
+        """Reads the ids of the sites, and the paths of the modules."""
+        self._table = data.table("sites").select(_COLUMNS)
+        self._find_rows = RowFinder(column_of(self._table, "site_id"))
+        self._read = OnDemand(partial(_read_site, self._table, self._find_rows, _read_paths(data)))
+
+    def __getitem__(self, site_id: int) -> Site:
+        site = self.get(site_id)
+        if site is None:
+            raise KeyError(site_id)
+        return site
+
+    def get(self, site_id: int) -> Site | None:
+        """Returns a site by its id; None if the recording has no such site."""
+        return self._read[site_id]
+
+    def find_slots(self, site_id: Column) -> tuple[Rows, tuple[str, ...]]:
+        """Returns the slots of sites as codes, and the slots that the codes stand for; -1 where there is none."""
+        codes, slots = text_codes(self._table["slot"])
+        return take(codes, self._find_rows(site_id)), slots
+
+
+def _read_site(table: ArrowTable, find: RowFinder, paths: Mapping[int, str], site_id: int) -> Site | None:
+    [row] = find(np.array([site_id])).tolist()
+    return None if row < 0 else _to_site(table.slice(row, 1).to_pylist()[0], paths)
+
+
+def _read_paths(data: RecordingData) -> dict[int, str]:
+    modules = data.table("modules")
+    return dict(zip(modules["module_id"].to_pylist(), modules["path"].to_pylist(), strict=True))
+
+
+def _to_site(row: Mapping[str, Any], paths: Mapping[int, str]) -> Site:
+    path = paths.get(row["module_id"]) or ""
+    return Site(row["module_id"], path, row["role"], row["slot"] or "", row["nth"])

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,8 @@ from .columns import Bools, Column, Rows, column_of, dictionary_codes, number_ke
 #: The beginnings of the names of integer dtypes.
 _WHOLE = ("int", "uint", "bool")
 
+#: The beginnings of the names of real and complex dtypes.
+_REAL = ("float", "bfloat", "complex")
 
 Sizes = npt.NDArray[np.int64]  # a row for each shape; columns behind its last dimension hold -1
 
@@ -42,14 +45,28 @@ class Tensors:
         return column_of(self.table, "producer_op")
 
     @cached_property
-    def shapes(self) -> list[tuple[int, ...]]:
-        """The shape of each tensor."""
-        return [tuple(shape) for shape in self.table["shape"].to_pylist()]
+    def shape(self) -> tuple[Rows, list[tuple[int, ...]]]:
+        """The shape of each tensor as a code, and the shapes that the codes stand for."""
+        counts, sizes = _read_lists(self.table["shape"])
+        codes, shapes, starts = (
+            np.empty(len(counts), np.int64),
+            list[tuple[int, ...]](),
+            np.cumsum(counts) - counts,
+        )
+        for count in np.unique(counts).tolist():
+            rows = np.flatnonzero(counts == count)
+            distinct, code = np.unique(
+                sizes[starts[rows, None] + np.arange(count)], axis=0, return_inverse=True
+            )
+            codes[rows] = code.reshape(-1) + len(shapes)
+            shapes += map(tuple, distinct.tolist())
+        return codes, shapes
 
     @cached_property
-    def shape_texts(self) -> list[str]:
-        """The shape of each tensor as a text."""
-        return [shape_text(shape) for shape in self.shapes]
+    def shapes(self) -> list[tuple[int, ...]]:
+        """The shape of each tensor."""
+        code, shapes = self.shape
+        return [shapes[number] for number in code.tolist()]
 
     def read_sizes(self, rows: Rows | None = None) -> Sizes:
         """Returns the shape of each tensor, or of some, as rows of a matrix, which is too large to be cached."""
@@ -59,7 +76,28 @@ class Tensors:
     @cached_property
     def numel(self) -> Column:
         """The number of elements of each tensor."""
-        return count_elements(self.read_sizes()).reshape(-1)
+        counts, sizes = _read_lists(self.table["shape"])
+        return _reduce(np.multiply, sizes, counts, 1)
+
+    @cached_property
+    def bounds(self) -> tuple[Rows, Rows]:
+        """The first element of its storage that each tensor spans, and the one behind the last.
+
+        A tensor without storage, such as a sparse one, spans the element 0.
+        """
+        is_known = self.storage >= 0
+        table = self.table if is_known.all() else self.table.filter(from_numpy(is_known))
+        (counts, sizes), (_, strides) = (_read_lists(table[name]) for name in ("shape", "stride"))
+        extent = _reduce(np.add, (sizes - 1) * strides, counts, 1)
+        start, stop = np.zeros(len(self), np.int64), np.ones(len(self), np.int64)
+        start[is_known] = column_of(table, "offset")
+        stop[is_known] = start[is_known] + np.where(self.numel[is_known] > 0, extent, 0)
+        return start, stop
+
+    @cached_property
+    def memory(self) -> Column:
+        """A number of the memory that each tensor lies in; where none is known, one that is the tensor's alone."""
+        return np.where(self.storage >= 0, self.storage, -1 - np.arange(len(self)))
 
     @cached_property
     def storage(self) -> Column:
@@ -72,6 +110,11 @@ class Tensors:
         return column_of(self.table, "version")
 
     @cached_property
+    def known_version(self) -> Column:
+        """The version of each tensor's memory; 0 where none is known."""
+        return np.maximum(self.version, 0)
+
+    @cached_property
     def dtype(self) -> tuple[Column, tuple[str, ...]]:
         """The dtype of each tensor as a code, and the names of the codes, such as `float32`."""
         return dictionary_codes(self.table["dtype"])
@@ -79,7 +122,20 @@ class Tensors:
     @cached_property
     def dtypes(self) -> list[str]:
         """The dtype of each tensor, such as `float32`."""
-        return list(self.table["dtype"].to_pylist())
+        code, dtypes = self.dtype
+        names: list[Any] = [*dtypes, None]
+        return [names[number] for number in code.tolist()]
+
+    @cached_property
+    def is_float(self) -> Bools:
+        """A mask of the tensors that hold real or complex numbers, as far as their dtypes are known."""
+        code, dtypes = self.dtype
+        return np.array([*(name.startswith(_REAL) for name in dtypes), True])[code]
+
+    @cached_property
+    def holds_numbers(self) -> Bools:
+        """A mask of the tensors that have elements, and a dtype that can hold NaN."""
+        return np.asarray(self.is_float & (self.numel != 0))
 
     @cached_property
     def is_whole(self) -> Bools:
@@ -95,16 +151,30 @@ def shape_text(shape: Iterable[int]) -> str:
 
 def read_sizes(column: pa.ChunkedArray) -> Sizes:
     """Returns a column of shapes as a matrix with a row for each shape."""
-    lists = column.combine_chunks()
-    if isinstance(lists, pa.ChunkedArray):  # a column without chunks combines to a chunked array
-        return np.empty((0, 0), np.int64)
-    offsets = to_numpy(lists.offsets)
-    flat = to_numpy(lists.values)
-    counts = np.diff(offsets)
+    counts, flat = _read_lists(column)
     sizes = np.full((len(counts), int(counts.max(initial=0))), -1, np.int64)
     row, dimension = np.repeat(np.arange(len(counts)), counts), ranges(np.zeros_like(counts), counts)
-    sizes[row, dimension] = flat[ranges(offsets[:-1], counts)]
+    sizes[row, dimension] = flat
     return sizes
+
+
+def _read_lists(column: pa.ChunkedArray) -> tuple[Rows, Rows]:
+    """Returns the lengths of the lists in a column, and the numbers of all lists, concatenated."""
+    counts, numbers = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    for chunk in column.chunks:
+        offsets = to_numpy(chunk.offsets)
+        counts.append(np.diff(offsets).astype(np.int64))
+        numbers.append(to_numpy(chunk.values)[offsets[:1].sum() : offsets[-1:].sum()])
+    return np.concatenate(counts), np.concatenate(numbers)
+
+
+def _reduce(join: np.ufunc, numbers: Rows, counts: Rows, first: int) -> Rows:
+    """Returns `first` joined with the numbers of each list, of which `counts` are the lengths."""
+    reduced, filled = np.full(len(counts), first, np.int64), np.flatnonzero(counts)
+    if len(filled):
+        starts = (np.cumsum(counts) - counts)[filled]
+        reduced[filled] = join(reduced[filled], join.reduceat(numbers, starts))
+    return reduced
 
 
 def number_sizes(one: Sizes, other: Sizes) -> tuple[Rows, Rows]:
