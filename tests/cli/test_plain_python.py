@@ -40,6 +40,70 @@ fail()
 """
 
 
+CAUGHT = """
+import sys, traceback
+import torch
+
+class Fails(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 1 / 0
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Linear(2, 2)
+
+    def forward(self, x):
+        return Fails.apply(self.inner(x)).sum()
+
+    def other(self, x):
+        return self.inner(x)
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, row):
+        return [][row]
+
+class Adam(torch.optim.Adam):
+    def step(self, closure=None):
+        raise ValueError("no step")
+
+def scale():
+    scaler, optimizer = torch.amp.GradScaler("cpu"), Adam(net.parameters())
+    scaler.scale(net.inner(torch.ones(1, 2)).sum()).backward()
+    scaler.step(optimizer)
+
+net = Net()
+groups = [lambda error: ExceptionGroup("many", [error])] if sys.version_info >= (3, 11) else []
+for failing in (
+    lambda: net(torch.ones(1, 2)).backward(),
+    lambda: torch.autograd.grad(net(torch.ones(1, 2)), net.inner.weight),
+    lambda: torch.utils.checkpoint.checkpoint(net, torch.ones(1, 2), use_reentrant=True).backward(),
+    lambda: net(torch.ones(1, 3)),
+    lambda: net.other(torch.ones(1, 3)),
+    lambda: next(iter(torch.utils.data.DataLoader(Data()))),
+    scale,
+    lambda: torch.ones(3) @ torch.ones(4),
+):
+    try:
+        failing()
+    except Exception as error:
+        traceback.print_exc()
+        for around in (lambda error: RuntimeError("behind"), *groups):
+            try:
+                raise around(error) from error
+            except Exception:
+                traceback.print_exc()
+"""
+
+
 def run(folder: Path, *arguments: str) -> tuple[str, str]:
     """Returns what a command of Python prints, and what it says on standard error."""
     done = subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, text=True)
@@ -102,3 +166,23 @@ def test_no_frame_of_ours_shows_below_an_uncaught_error(tmp_path: Path, raised: 
         return [line for line in text.splitlines() if "script.py" in line]
 
     assert own_lines(shown) == own_lines(plain)
+
+
+@pytest.mark.skipif(
+    sys.version_info < (3, 11), reason="before, an error that is raised on gets an entry for the frame"
+)
+@pytest.mark.parametrize("options", [[], ["--ops"], ["--ops", "--source"]], ids=" ".join)
+def test_tracebacks_that_a_program_prints_itself_are_those_of_plain_python(
+    tmp_path: Path, options: list[str]
+) -> None:
+    (tmp_path / "script.py").write_text(CAUGHT)
+    _, plain = run(tmp_path, "script.py")
+    assert plain.count("Traceback (most recent call last)") > 30
+    _, shown = run(tmp_path, "-m", "modtrace", "record", "-q", "-o", "run", *options, "script.py")
+    assert "src/modtrace" not in shown
+
+    def places(text: str) -> list[str]:
+        calls = "torch/nn/modules/module.py"  # which makes a call with hooks in two frames more
+        return [line for line in text.splitlines() if line.strip().startswith("File") and calls not in line]
+
+    assert places(shown) == places(plain)

@@ -17,11 +17,10 @@ from typing import Any
 import click
 
 from ..store.layout import HEADER
+from ..torch_internals.own_frames import is_ours
 from .endings import Ending, Exited, print_ending
 from .factory import locate_error
 from .interrupts import EndingSignals
-
-_OURS = str(Path(__file__).parent.parent) + os.sep
 
 
 @dataclass(frozen=True)
@@ -205,7 +204,7 @@ def _leave_out_ours(trace: TracebackType | None) -> None:
     """Removes modtrace's frames from a traceback, because a backward runs below two."""
     while trace is not None:
         inner = trace.tb_next
-        while inner is not None and inner.tb_frame.f_code.co_filename.startswith(_OURS):
+        while inner is not None and is_ours(inner):
             inner = inner.tb_next
         trace.tb_next = inner
         trace = inner

@@ -10,6 +10,7 @@ from typing import Any
 from torch.utils.data import DataLoader, dataloader
 
 from .dynamo import keep_out_of_dynamo
+from .own_frames import leave_out_own_frames
 from .patches import replace
 
 #: Receives the dataset, how many workers its loader has, and when a wait began and ended, on the thread that waited.
@@ -64,6 +65,9 @@ def _wrap(holder: type, name: str, dataset: str, workers: str) -> None:
         try:
             _thread.is_waiting = True
             return original(self)
+        except BaseException as error:
+            leave_out_own_frames(error)
+            raise
         finally:
             end_ns = clock()
             _thread.is_waiting = False

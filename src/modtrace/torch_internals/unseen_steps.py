@@ -15,6 +15,7 @@ from .call_frames import frame_local
 from .checkpoint import _captured
 from .dynamo import is_dynamo_compiling, keep_out_of_dynamo
 from .modes import unseen
+from .own_frames import leave_out_own_frames
 from .patches import replace
 
 
@@ -146,7 +147,11 @@ def _see_skipped(original: Callable[..., Any]) -> Callable[..., Any]:
     """Watches how a GradScaler decides whether an optimizer steps (2.13)."""
 
     def maybe_step(scaler: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(scaler, optimizer, state, *args, **kwargs)
+        try:
+            result = original(scaler, optimizer, state, *args, **kwargs)
+        except BaseException as error:
+            leave_out_own_frames(error)
+            raise
         if _has_overflowed(state):
             for watcher in tuple(_watching):
                 watcher.skipped(optimizer)

@@ -16,6 +16,7 @@ from ...torch_internals.autograd import (
 )
 from ...torch_internals.dynamo import is_dynamo_compiling, is_tracing, keep_out_of_dynamo
 from ...torch_internals.gradients import backward_begins
+from ...torch_internals.own_frames import leave_out_own_frames
 from ..log.device_times import DeviceTimes
 from ..log.listeners import Subscribers, notify_all
 from ..log.segments import BackwardSpan, CallRef, Segment
@@ -70,7 +71,11 @@ class BackwardWatcher:
         def _engine_run_backward(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
             if is_dynamo_compiling() or not self._subscribers.users or is_tracing():
                 return original(t_outputs, *args, **kwargs)
-            return self._run(original, t_outputs, args, kwargs)
+            try:
+                return self._run(original, t_outputs, args, kwargs)
+            except BaseException as error:
+                leave_out_own_frames(error)
+                raise
 
         return _engine_run_backward
 

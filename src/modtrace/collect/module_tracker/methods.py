@@ -14,6 +14,7 @@ from torch import nn
 from ...torch_internals.dynamo import is_dynamo_compiling, keep_out_of_dynamo
 from ...torch_internals.module_copies import Attribute, leave_out_of_copies
 from ...torch_internals.modules import id_of_hooks, is_replica
+from ...torch_internals.own_frames import leave_out_own_frames
 from ...torch_internals.patches import MISSING, replace
 from ..scopes.named_scopes import NamedScopes, OpenScope
 
@@ -152,14 +153,22 @@ class _Wrapper:
             def call(self: Any, *args: Any, **kwargs: Any) -> Any:
                 if is_dynamo_compiling():
                     return function(self, *args, **kwargs)
-                return followed.run(functools.partial(function, self), self, args, kwargs)
+                try:
+                    return followed.run(functools.partial(function, self), self, args, kwargs)
+                except BaseException as error:
+                    leave_out_own_frames(error)
+                    raise
         else:
 
             @functools.wraps(function)
             def call(*args: Any, **kwargs: Any) -> Any:
                 if is_dynamo_compiling():
                     return function(*args, **kwargs)
-                return followed.run(function, holder, args, kwargs)
+                try:
+                    return followed.run(function, holder, args, kwargs)
+                except BaseException as error:
+                    leave_out_own_frames(error)
+                    raise
 
         keep_out_of_dynamo(call, _Wrapper.run, with_callees=False)
         before = vars(holder).get(name, MISSING)

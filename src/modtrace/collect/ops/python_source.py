@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 from ...torch_internals.autograd import graph_task_id
 from ...torch_internals.call_frames import frames, frames_in_backward
 from ...torch_internals.dynamo import keep_out_of_dynamo
+from ...torch_internals.own_frames import leave_out_own_frames
 
 #: Code in these folders is not the user's.
 _NOT_THE_USERS = (
@@ -102,5 +103,8 @@ class PythonNames(TorchFunctionMode):
         before, self._running = self._running, getattr(func, "__name__", None)
         try:
             return func(*args, **(kwargs or {}))
+        except BaseException as error:
+            leave_out_own_frames(error)
+            raise
         finally:
             self._running = before

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ...torch_internals.own_frames import leave_out_own_frames
 from ...torch_internals.patches import replace
 
 #: A function that receives a storage which has been resized.
@@ -43,7 +44,11 @@ def unwatch_resizes(receiver: Receiver) -> None:
 def _wrap(original: Any) -> Any:
     @wraps(original)
     def resize_(self: torch.UntypedStorage, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, *args, **kwargs)
+        try:
+            result = original(self, *args, **kwargs)
+        except BaseException as error:
+            leave_out_own_frames(error)
+            raise
         for receive in tuple(_receivers):
             receive(self)
         return result
