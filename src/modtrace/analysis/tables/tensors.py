@@ -18,6 +18,9 @@ _WHOLE = ("int", "uint", "bool")
 #: The beginnings of the names of real and complex dtypes.
 _REAL = ("float", "bfloat", "complex")
 
+#: The most columns of a matrix of shapes.
+_MOST_COLUMNS = 16
+
 Sizes = npt.NDArray[np.int64]  # a row for each shape; columns behind its last dimension hold -1
 
 
@@ -150,11 +153,18 @@ def shape_text(shape: Iterable[int]) -> str:
 
 
 def read_sizes(column: pa.ChunkedArray) -> Sizes:
-    """Returns a column of shapes as a matrix with a row for each shape."""
+    """Returns a column of shapes as a matrix with a row for each shape.
+
+    A shape with more than `_MOST_COLUMNS` dimensions has the product of the others in the last column, as one long
+    shape would else widen the matrix for all.
+    """
     counts, flat = _read_lists(column)
-    sizes = np.full((len(counts), int(counts.max(initial=0))), -1, np.int64)
-    row, dimension = np.repeat(np.arange(len(counts)), counts), ranges(np.zeros_like(counts), counts)
-    sizes[row, dimension] = flat
+    starts, kept = np.cumsum(counts) - counts, np.minimum(counts, _MOST_COLUMNS)
+    sizes = np.full((len(counts), int(kept.max(initial=0))), -1, np.int64)
+    row, dimension = np.repeat(np.arange(len(counts)), kept), ranges(np.zeros_like(kept), kept)
+    sizes[row, dimension] = flat[ranges(starts, kept)]
+    for long in np.flatnonzero(counts > _MOST_COLUMNS).tolist():
+        sizes[long, -1] = flat[starts[long] + _MOST_COLUMNS - 1 : starts[long] + counts[long]].prod()
     return sizes
 
 
