@@ -51,6 +51,19 @@ def saved_by_calls(rec):
     return {paths[row["module_id"]]: row["saved_bytes"] for row in calls if row["phase"] == "forward"}
 
 
+@pytest.mark.parametrize("approximate", ["none", "by hand"])
+def test_numbers_that_ops_are_given_are_all_that_hooks_do_not_count(approximate):
+    class Scaled(nn.Module):
+        def forward(self, x):
+            y = F.gelu(x) if approximate == "none" else 0.5 * x * (1 + (0.8 * (x + 0.04 * x * x)).tanh())
+            return y.sum()
+
+    model, x = nn.Sequential(nn.Linear(4, 8), Scaled()), torch.randn(3, 4)
+    expected = counted_by_hooks(lambda: model(x), [x, *model.parameters()])
+    numbers = 0 if approximate == "none" else 3  # 0.5, 0.8 and 0.04, but not 1, which the sum does not need
+    assert saved_by_ops(recorded(model, lambda: model(x))) == expected + 8 * numbers
+
+
 def test_mlp_keeps_what_hooks_count():
     model, x = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2)), torch.randn(3, 4)
     expected = counted_by_hooks(lambda: model(x).sum(), [x, *model.parameters()])
