@@ -122,9 +122,8 @@ def build_module_tree(
     """
     table, options = data.table("calls"), data.meta.options
     chosen = choose_steps(data, step, steps)
-    if values_step is None and chosen.shown is not None:
-        values_step = chosen.shown.step
-    values = read_values(data, values_step)
+    of_values = chosen.numbers[-1:] if values_step is None else np.array([values_step])
+    values = read_values(data, of_values)
     # gradients may belong to calls of an earlier step
     placer = Placer(data)
     calls = read_calls(table, placer, chosen.numbers, also=values.rows.call_id)
@@ -137,7 +136,7 @@ def build_module_tree(
         own_ns = find_own_times(run, chosen.numbers)
         of_phases[OPTIMIZER] = _with_own_times(of_phases[OPTIMIZER], own_ns)
     outside_ns = times.outside_ns()
-    roots = _assemble(placer.places, times, summarize_values(values, calls))
+    roots = assemble_nodes(placer.places, times, summarize_values(values, calls))
     return ModuleTree(
         command=data.meta.argv,
         marks=data.meta.marks,
@@ -238,7 +237,7 @@ def children_first(top: Iterable[Made], below: Callable[[Made], Iterable[Made]])
     return reversed(order)
 
 
-def _assemble(
+def assemble_nodes(
     places: Sequence[TreePlace], times: CallTimes, summaries: Mapping[int, ValueSummary]
 ) -> tuple[ModuleNode, ...]:
     """Returns the nodes that ran, or that have such nodes below them.

@@ -1,7 +1,8 @@
-"""Merges the statistics of one step for each place in the module tree."""
+"""Merges the statistics of a step, or of each of several, for each place in the module tree."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -11,10 +12,10 @@ from ...recording.protocols import RecordingData
 from ...recording.role import GRAD_OUTPUT, OUTPUT, PARAMETER, PARAMETER_GRAD
 from ...recording.statistics.moments import RAW, StatColumns, Stats, read_statistics
 from ..tables.calls import Calls, iterate_levels
-from ..tables.columns import Column, Rows, column_of, keep_rows, split_rows
+from ..tables.columns import Column, Rows, column_of, keep_rows, number_keys, split_rows
 from ..tables.placement import NOWHERE, Placer
 from ..tables.values import PlacedValues
-from .value_summary import KINDS, NonFiniteCount, SlotValues, ValueSummary
+from .value_summary import KINDS, Kind, NonFiniteCount, SlotValues, ValueSummary
 
 _OUTPUT, _RECOMPUTED, _GRADIENT, _PARAMETER, _PARAMETER_GRADIENT = range(len(KINDS))
 
@@ -26,16 +27,22 @@ _KIND_OF_ROLE = {
 }
 _NO_KIND = -1
 _NO_ROWS: Rows = np.empty(0, np.int64)
-_COLUMNS = ["phase", "site_id", "call_id", "op_id", "order"]
+_COLUMNS = ["step", "phase", "site_id", "call_id", "op_id", "order"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepValues:
-    """The measured rows of `values` of one step as columns."""
+    """The measured rows of `values` of one step or several as columns."""
 
     rows: PlacedValues
     stats: StatColumns
     kind: Column  # index of KINDS; _NO_KIND for roles that are not in summaries
+
+    @cached_property
+    def measurement(self) -> Rows:
+        """A number of the measurement of each row; rows that share the tensor share the number."""
+        columns = (column_of(self.rows.table, "step"), self.rows.moment)
+        return number_keys(*((column, column[:0]) for column in columns))[0]
 
     def merge(self, rows: Rows) -> Stats | None:
         """Returns the merged statistics of some rows; None if there are no rows."""
@@ -45,7 +52,7 @@ class StepValues:
         """Returns one row for each measurement, in the order of the rows."""
         if len(rows) < 2:
             return rows
-        _, first = np.unique(self.rows.moment[rows], return_index=True)
+        _, first = np.unique(self.measurement[rows], return_index=True)
         return rows[np.sort(first)]
 
     def join(self, parts: Sequence[Rows]) -> Rows:
@@ -56,18 +63,19 @@ class StepValues:
         return self.take_once(np.concatenate(filled))
 
 
-def read_values(data: RecordingData, step: int | None) -> StepValues:
-    """Returns the rows of a step that have statistics, except those of single ops."""
+def read_values(data: RecordingData, steps: Column) -> StepValues:
+    """Returns the rows of some steps that have statistics, except those of single ops."""
     values = data.table("values")
-    is_of_step = column_of(values, "step") == step if step is not None else np.zeros(values.num_rows, bool)
-    table = keep_rows(values.select([*_COLUMNS, *RAW]), is_of_step)
+    table = keep_rows(values.select([*_COLUMNS, *RAW]), np.isin(column_of(values, "step"), steps))
     is_measured = to_numpy(table["count"].is_valid()) & (column_of(table, "op_id") < 0)
     table = keep_rows(table, is_measured)
-    of_step = PlacedValues(data=data, table=table)
-    kind = np.array([_KIND_OF_ROLE.get(role, _NO_KIND) for role in of_step.roles] + [_NO_KIND])[of_step.role]
-    is_recomputed = (kind == _OUTPUT) & (of_step.phase == PHASES.index(RECOMPUTE))
+    of_steps = PlacedValues(data=data, table=table)
+    kind = np.array([_KIND_OF_ROLE.get(role, _NO_KIND) for role in of_steps.roles] + [_NO_KIND])[
+        of_steps.role
+    ]
+    is_recomputed = (kind == _OUTPUT) & (of_steps.phase == PHASES.index(RECOMPUTE))
     return StepValues(
-        rows=of_step, stats=read_statistics(table), kind=np.where(is_recomputed, _RECOMPUTED, kind)
+        rows=of_steps, stats=read_statistics(table), kind=np.where(is_recomputed, _RECOMPUTED, kind)
     )
 
 
@@ -78,19 +86,48 @@ def summarize_values(values: StepValues, calls: Calls) -> Mapping[int, ValueSumm
         values: the measured rows of the step.
         calls: the calls of the step.
     """
+    return {place: _summarize(values, rows) for place, rows in find_rows_of_places(values, calls)}
+
+
+@dataclass(frozen=True)
+class PlaceRows:
+    """The rows that a place has values from."""
+
+    own: Mapping[int, Rows]  # by index of KINDS
+    parameters: Rows  # with those of all places inside it
+    parameter_gradients: Rows
+    bad: Mapping[int, Rows]  # those of its own that are not finite
+    bad_inside: Rows
+
+    def of(self, kind: Kind) -> Rows:
+        """Returns the rows of a kind; of parameters and their gradients, with those of all places inside it."""
+        inside = {"parameter": self.parameters, "parameter gradient": self.parameter_gradients}
+        return inside[kind] if kind in inside else self.own.get(KINDS.index(kind), _NO_ROWS)
+
+    @property
+    def all_own(self) -> Rows:
+        """The rows of all kinds of its own."""
+        return np.concatenate([_NO_ROWS, *self.own.values()])
+
+    @property
+    def nonfinite(self) -> Rows:
+        """The rows that are not finite, with those of all places inside it."""
+        return np.concatenate([self.bad_inside, *self.bad.values()])
+
+
+def find_rows_of_places(values: StepValues, calls: Calls) -> Iterator[tuple[int, PlaceRows]]:
+    """Yields each place that has values, or that contains a place with values, with its rows; inner places first."""
     placer = calls.placer
     own = _group(values, values.rows.find_places(calls), placer)
-    summaries: dict[int, ValueSummary] = {}
     inside: dict[int, list[_Inside]] = {}
     parents = np.array([place.parent for place in placer.places], np.int64)
     parent_of: list[int] = parents.tolist()
     for level in reversed(list(iterate_levels(parents))):
         for place in level.tolist():
             if place in own or place in inside:
-                summary, around = _summarize(values, own.get(place, {}), inside.pop(place, []))
-                summaries[place] = summary
+                rows, around = _find_rows(values, own.get(place, {}), inside.pop(place, []))
+                yield place, rows
                 inside.setdefault(parent_of[place], []).extend([] if around is _NOTHING_INSIDE else [around])
-    return summaries
 
 
 @dataclass(frozen=True)
@@ -121,9 +158,9 @@ def _group(values: StepValues, place: Rows, placer: Placer) -> Mapping[int, Mapp
     return by_place
 
 
-def _summarize(
+def _find_rows(
     values: StepValues, own: Mapping[int, Rows], inside: Sequence[_Inside]
-) -> tuple[ValueSummary, _Inside]:
+) -> tuple[PlaceRows, _Inside]:
     stats = values.stats
     bad = {
         kind: rows for kind, own_rows in own.items() if len(rows := own_rows[stats.nonfinite[own_rows] > 0])
@@ -138,16 +175,21 @@ def _summarize(
             ),
             values.join([*bad.values(), bad_inside]),
         )
-    outputs, gradients = own.get(_OUTPUT, _NO_ROWS), own.get(_GRADIENT, _NO_ROWS)
+    return PlaceRows(own, around.parameters, around.parameter_gradients, bad, bad_inside), around
+
+
+def _summarize(values: StepValues, rows: PlaceRows) -> ValueSummary:
+    stats = values.stats
+    outputs, gradients = rows.own.get(_OUTPUT, _NO_ROWS), rows.own.get(_GRADIENT, _NO_ROWS)
     slot = values.rows.slot
     codes = dict.fromkeys([*slot[outputs].tolist(), *slot[gradients].tolist()])
     output, gradient = values.merge(outputs), values.merge(gradients)
     # A parameter counts as it was first measured.
-    summary = ValueSummary(
+    return ValueSummary(
         output=output,
         gradient=gradient,
-        parameters=values.merge(around.parameters),
-        parameter_gradients=values.merge(around.parameter_gradients),
+        parameters=values.merge(rows.parameters),
+        parameter_gradients=values.merge(rows.parameter_gradients),
         slots=tuple(
             SlotValues(
                 slot=values.rows.slots[code],
@@ -159,11 +201,10 @@ def _summarize(
         nonfinite=tuple(
             NonFiniteCount(
                 kind=KINDS[kind],
-                nan_count=int(stats.nan_count[rows].sum()),
-                inf_count=int(stats.inf_count[rows].sum()),
+                nan_count=int(stats.nan_count[bad].sum()),
+                inf_count=int(stats.inf_count[bad].sum()),
             )
-            for kind, rows in sorted(bad.items())
+            for kind, bad in sorted(rows.bad.items())
         ),
-        nonfinite_inside=int(stats.nonfinite[bad_inside].sum()) if len(bad_inside) else 0,
+        nonfinite_inside=int(stats.nonfinite[rows.bad_inside].sum()) if len(rows.bad_inside) else 0,
     )
-    return summary, around

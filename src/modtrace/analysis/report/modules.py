@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -63,7 +63,7 @@ class ModuleRows:
         total = self.sum_inside(own)
         return np.where((total == 0) & (self.sum_inside(unknown) > 0), np.nan, total)
 
-    def combine_alike(self, own: Column, combine: np.ufunc) -> Column:
+    def combine_alike(self, own: Column, combine: Callable[[Column, Column], Column]) -> Column:
         """Returns for each row `combine` over the modules that it sums up; `own` holds the values of single modules."""
         combined: Column = own.copy()
         for row in range(len(self.nodes) - 1, -1, -1):
@@ -123,12 +123,11 @@ def tabulate_modules(
         _count("count", "modules", [node.count for node in nodes]),
         _count("parameters", "parameters", [node.parameters for node in nodes], default=True, overlay=True),
         _count("calls", "calls", [node.calls for node in nodes], overlay=True),
-        *_times(nodes, "time", f"{clock}time", "total_ns", "Of its calls, with what they call."),
-        *_times(nodes, "self time", f"{clock}self time", "self_ns", "Of its calls, without what they call."),
+        *list_times(lambda phase, name: _read_times(nodes, phase, name), clock),
         *_quartile_ranges(nodes, f"{clock}time range"),
         *_costs(rows, ops),
         *_memory(rows, memory),
-        *_values(nodes),
+        *list_statistics(_NodeStatistics(nodes)),
         *_nonfinite(rows, origins),
         *_outputs(rows, outputs),
     ]
@@ -149,16 +148,34 @@ def _measured(measure: str, kind: Kind, values: Column, *, label: str = "", **mo
     return number_column(name, label, kind, values, **more)
 
 
-def _times(
-    nodes: Sequence[ModuleNode], measure: str, label: str, name: str, about: str
+#: The times of modules: measure, name in `PhaseTimes`, and explanation.
+_TIMES = (
+    ("time", "total_ns", "Of its calls, with what they call."),
+    ("self time", "self_ns", "Of its calls, without what they call."),
+)
+
+
+def list_times(read: Callable[[str, str], Column], clock: str) -> Iterator[ReportColumn]:
+    """Yields the times of all phases together and of each.
+
+    Args:
+        read: returns the seconds of each row in a phase; its second argument is a name in `PhaseTimes`.
+        clock: what the labels begin with.
+    """
+    for measure, name, about in _TIMES:
+        known = {phase: read(phase, name) for phase in MODULE_PHASES}
+        known = {phase: column for phase, column in known.items() if not np.isnan(column).all()}
+        yield from _phases_of(known, measure, clock + measure, about, is_self=name == "self_ns")
+
+
+def _read_times(nodes: Sequence[ModuleNode], phase: str, name: str) -> Column:
+    times = [node.phase(phase) for node in nodes]
+    return optional(getattr(one, name) / 1e9 if one.calls or one.total_ns else None for one in times)
+
+
+def _phases_of(
+    known: Mapping[str, Column], measure: str, label: str, about: str, *, is_self: bool
 ) -> Iterator[ReportColumn]:
-    known: dict[str, Column] = {}
-    for phase in MODULE_PHASES:
-        times = [node.phase(phase) for node in nodes]
-        column = optional(getattr(one, name) / 1e9 if one.calls or one.total_ns else None for one in times)
-        if not np.isnan(column).all():
-            known[phase] = column
-    is_self = name == "self_ns"
     if len(known) > 1:
         stacked = np.stack(list(known.values()))
         total = np.where(np.isnan(stacked).all(axis=0), np.nan, np.nansum(stacked, axis=0))
@@ -235,8 +252,16 @@ def _memory(rows: ModuleRows, memory: MemoryTable) -> Iterator[ReportColumn]:
     yield _measured("peak", "bytes", peak, label="peak of a call", about=about, aggregate="max")
 
 
-def _values(nodes: Sequence[ModuleNode]) -> Iterator[ReportColumn]:
-    statistics = _NodeStatistics(nodes)
+class Statistics(Protocol):
+    """The statistics of rows of modules."""
+
+    def read(self, kind: str, stat: str) -> Column:
+        """Returns a statistic of the values of one kind of each row; NaN where nothing was measured."""
+        ...
+
+
+def list_statistics(statistics: Statistics) -> Iterator[ReportColumn]:
+    """Yields the columns of statistics of which some row has one."""
     for measure, label, read, more in _STATISTICS:
         column = narrow(read(statistics))
         if not np.isnan(column).all():
@@ -344,13 +369,14 @@ class _NodeStatistics:
         known = [(row, stats) for row, stats in enumerate(of_nodes) if stats is not None]
         return [row for row, _ in known], columns_of([stats for _, stats in known])
 
-    def compare_gradients(self) -> Column:
-        """Returns `ValueSummary.gradient_to_parameter` of each node; NaN where it is not known."""
-        rms = self.read("parameters", "rms")
-        return divide(self.read("parameter_gradients", "rms"), np.where(rms == 0, np.nan, rms))
+
+def _compare_gradients(statistics: Statistics) -> Column:
+    """Returns `ValueSummary.gradient_to_parameter` of each row; NaN where it is not known."""
+    rms = statistics.read("parameters", "rms")
+    return divide(statistics.read("parameter_gradients", "rms"), np.where(rms == 0, np.nan, rms))
 
 
-def _of(kind: str, stat: str) -> Callable[[_NodeStatistics], Column]:
+def _of(kind: str, stat: str) -> Callable[[Statistics], Column]:
     return lambda statistics: statistics.read(kind, stat)
 
 
@@ -358,7 +384,7 @@ def _of(kind: str, stat: str) -> Callable[[_NodeStatistics], Column]:
 CLIPPED = "Measured when the optimizer begins its step: after clipping, where the loop clips."
 _OF_GRADIENTS = "Of gradients at its outputs."
 #: The statistics of modules: measure, label, how to read the number, and further properties of the column.
-_STATISTICS: Sequence[tuple[str, str, Callable[[_NodeStatistics], Column], Mapping[str, Any]]] = (
+_STATISTICS: Sequence[tuple[str, str, Callable[[Statistics], Column], Mapping[str, Any]]] = (
     ("RMS", "RMS of output", _of("output", "rms"), {"default": True}),
     ("absmax", "largest of output", _of("output", "abs_max"), {"together": False}),
     ("mean", "mean of output", _of("output", "mean"), {"aggregate": "none"}),
@@ -380,7 +406,7 @@ _STATISTICS: Sequence[tuple[str, str, Callable[[_NodeStatistics], Column], Mappi
     (
         "gradient / parameter",
         "gradient / parameter",
-        _NodeStatistics.compare_gradients,
+        _compare_gradients,
         {"about": f"RMS of its parameters' gradients by that of the parameters. {CLIPPED}"},
     ),
 )

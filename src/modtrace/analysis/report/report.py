@@ -32,6 +32,7 @@ from ..values.nonfinite import NonFinite
 from .block_gradients import add_block_gradients
 from .findings import FAILURES, Located, Origins, find_findings, find_nonfinite, find_origins
 from .limits import GraphCut, Limits, choose_window, cut_graph, thin
+from .module_series import choose_kept_steps, tabulate_module_series
 from .modules import ModuleRows, Outputs, Place, list_modules, tabulate_modules
 from .nodes import tabulate_edges, tabulate_nodes
 from .parameters import tabulate_parameters
@@ -77,13 +78,17 @@ def build_report(
     series = _choose_series(data, limits, shown.number)
     located = Located(shown.rows.index, shown.graph, shown.cut, steps)
     findings = tuple(find_findings(data, nonfinite, comparison, checked, shown.compilations, located))
+    tables = _tabulate_step(data, shown, find_origins(findings), series.measured, steps)
+    kept = choose_kept_steps(data, shown.rows, limits.values, shown.number)
     return Report(
         title=_name(data.meta.argv),
         about=tuple(_about(data)),
         notes=(*_describe_missing(data, steps, shown, series), *answer.describe_unchecked()),
         shown_step=int(np.searchsorted(steps, shown.number)) if shown.number is not None else NONE,
+        medians=shown.sample.describe() if shown.sample is not None else "",
         tables={
-            **_tabulate_step(data, shown, find_origins(findings), series.measured, steps),
+            **tables,
+            **tabulate_module_series(data, shown.rows, tables["modules"], steps, kept),
             **_tabulate_series(series, shown, steps),
             "steps": tabulate_steps(data, steps, find_start(data)),
         },

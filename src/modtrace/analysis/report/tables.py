@@ -100,6 +100,8 @@ class Report:
     lanes: tuple[ReportLane, ...] = ()
     dimensions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     findings: tuple[ReportFinding, ...] = ()
+    #: The steps of which modules have the median times; empty where the times are of the shown step.
+    medians: str = ""
 
 
 def number_texts(texts: Iterable[str | None]) -> tuple[Column, tuple[str, ...]]:

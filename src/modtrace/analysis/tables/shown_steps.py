@@ -9,7 +9,7 @@ import numpy as np
 from ...recording.options.schedule import to_step_range
 from ...recording.protocols import RecordingData
 from .chosen_step import ChosenSteps, StepSample, choose_step
-from .columns import column_of, find_rows
+from .columns import Column, column_of, find_rows
 from .quartiles import find_medians, find_quartiles
 from .sampled_steps import sample_steps
 
@@ -47,6 +47,12 @@ def choose_steps(
         # A recording that was cut off may have lost all rows of a step except those of ops.
         also = [only for name in tables if only is not None and only in column_of(data.table(name), "step")]
         return ChosenSteps.single(choose_step(data.table("steps"), data.table("calls"), only, also=also))
+    return take_steps(data, numbers)
+
+
+def take_steps(data: RecordingData, numbers: Column) -> ChosenSteps:
+    """Returns several steps that have ended; their numbers ascend."""
+    run = sample_steps(data)
     rows = find_rows(column_of(run.steps, "step"), numbers)
     start_ns, end_ns, overhead_ns = (
         column_of(run.steps, name)[rows] for name in ("start_ns", "end_ns", "overhead_ns")

@@ -46,6 +46,7 @@ def to_payload(report: Report) -> tuple[dict[str, Any], bytes]:
         "about": [list(line) for line in report.about],
         "notes": list(report.notes),
         "shown_step": report.shown_step,
+        "medians": report.medians,
         "dictionaries": dictionaries,
         "tables": tables,
         "lanes": [vars(lane) for lane in report.lanes],

@@ -1,0 +1,111 @@
+"""Reads what differs between steps of each module: its times, and the statistics of its tensors."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...recording.protocols import RecordingData
+from ...recording.statistics.moments import StatColumns
+from ..tables.calls import read_calls
+from ..tables.columns import Column, Rows, column_of, find_rows
+from ..tables.device_times import on_device, steps_on_device
+from ..tables.placement import Placer, name_roots
+from ..tables.shown_steps import take_steps
+from ..tables.times import CallTimes, TimesOfSteps
+from .module_tree import MODULE_PHASES, assemble_nodes, iterate_nodes
+from .value_summary import Kind
+from .values import PlaceRows, StepValues, find_rows_of_places, read_values
+
+Place = tuple[str, str]  # the name of a root and a path
+
+#: The kinds of values that modules have statistics of.
+_KINDS: tuple[Kind, ...] = ("output", "gradient", "parameter", "parameter gradient")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModulesOverSteps:
+    """The modules that ran in several steps. Matrices have a row for each place with values, a column for each step."""
+
+    times: Mapping[Place, Mapping[str, TimesOfSteps]]  # by phase
+    places: Sequence[Place]  # the places with values
+    statistics: Mapping[Kind, StatColumns]  # matrices; those of parameters include what is inside
+    nonfinite: Column  # as `nonfinite` and `nonfinite_inside` of summaries together
+    measured: Column  # how many rows of its own a place has
+
+
+def read_over_steps(data: RecordingData, steps: Column) -> ModulesOverSteps:
+    """Returns the modules that ran in some steps.
+
+    Args:
+        data: the recording.
+        steps: the numbers of two or more steps that have ended, ascending.
+    """
+    chosen, placer, values = take_steps(data, steps), Placer(data), read_values(data, steps)
+    calls = read_calls(data.table("calls"), placer, steps, also=values.rows.call_id)
+    times = CallTimes(on_device(calls), steps_on_device(chosen, calls))
+    nodes = iterate_nodes(assemble_nodes(placer.places, times, {}))
+    found = dict(find_rows_of_places(values, calls))
+    roots = name_roots(placer.places)
+    places = [placer.places[place] for place in found]
+    merged = _Merger(values, steps, list(found.values()))
+    return ModulesOverSteps(
+        times={
+            (node.root, node.path): {
+                phase: over.times for phase in MODULE_PHASES if (over := node.phase(phase).over_steps)
+            }
+            for _, node in nodes
+        },
+        places=[(roots.get(place.module.root_id, ""), place.path) for place in places],
+        statistics={kind: merged.statistics(kind) for kind in _KINDS},
+        nonfinite=merged.nonfinite(),
+        measured=merged.measured(),
+    )
+
+
+class _Merger:
+    """Adds up the rows of places, step by step."""
+
+    def __init__(self, values: StepValues, steps: Column, of_places: Sequence[PlaceRows]) -> None:
+        self._values = values
+        self._of_places = of_places
+        self._step = find_rows(steps, column_of(values.rows.table, "step"))
+        self._shape = len(of_places), len(steps)
+
+    def statistics(self, kind: Kind) -> StatColumns:
+        """Returns the numbers of all rows of a kind together."""
+        rows, cell = self._find_cells([of_place.of(kind) for of_place in self._of_places])
+        stats = self._values.stats.take(rows)
+        lowest, highest = np.full((2, self._shape[0] * self._shape[1]), np.nan)
+        np.fmin.at(lowest, cell, stats.min)
+        np.fmax.at(highest, cell, stats.max)
+        return StatColumns(
+            count=self._add(cell, stats.count).astype(np.int64),
+            min=lowest.reshape(self._shape),
+            max=highest.reshape(self._shape),
+            sum=self._add(cell, stats.sum),
+            sumsq=self._add(cell, stats.sumsq),
+            nan_count=self._add(cell, stats.nan_count).astype(np.int64),
+            inf_count=self._add(cell, stats.inf_count).astype(np.int64),
+        )
+
+    def nonfinite(self) -> Column:
+        """Returns how many elements are not finite, with those inside."""
+        rows, cell = self._find_cells([of_place.nonfinite for of_place in self._of_places])
+        return self._add(cell, self._values.stats.nonfinite[rows])
+
+    def measured(self) -> Column:
+        """Returns how many rows of its own each place has."""
+        rows, cell = self._find_cells([of_place.all_own for of_place in self._of_places])
+        return self._add(cell, np.ones(len(rows)))
+
+    def _find_cells(self, groups: Sequence[Rows]) -> tuple[Rows, Rows]:
+        """Returns the rows of all groups, and the number of the group and step of each."""
+        rows = np.concatenate([np.empty(0, np.int64), *groups])
+        number = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
+        return rows, number * self._shape[1] + self._step[rows]
+
+    def _add(self, cell: Rows, values: Column) -> Column:
+        size = self._shape[0] * self._shape[1]
+        added: Column = np.bincount(cell, values, size).reshape(self._shape)
+        return added
