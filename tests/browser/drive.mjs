@@ -56,6 +56,7 @@ const COMMANDS = {
   back: () => page.goBack().then(() => null),
   forward: () => page.goForward().then(() => null),
   screenshot: ({ path }) => page.screenshot({ path }).then(() => null),
+  print: ({ path }) => page.pdf({ path, preferCSSPageSize: true }).then(() => null),
   async frame({ wait, click }) {
     const frame = page.frameLocator("iframe");
     await frame.locator(wait).first().waitFor({ timeout: 30_000 });

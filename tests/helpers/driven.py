@@ -95,13 +95,18 @@ class DrivenPage:
         return found
 
     def find(self, text: str) -> tuple[float, float]:
-        """Where a text stands in the picture of the view, in pixels of the page."""
-        assert text in self.picture()
+        """Where a text is drawn on the canvas of the view, in pixels of the page."""
+        self.evaluate(
+            "(() => { const canvas = CanvasRenderingContext2D.prototype, draw = canvas.fillText;"
+            "window.drawn = {}; canvas.fillText = function (text, x, y) { drawn[text] = [x, y];"
+            "draw.call(this, text, x, y); };"
+            "window.restore = () => (canvas.fillText = draw); dispatchEvent(new Event('resize')); })()"
+        )
+        self.settle()
+        self.evaluate("restore() && 0")
         x, y = self.evaluate(
             "(() => { const box = document.querySelector('main canvas').getBoundingClientRect();"
-            "const each = [...new DOMParser().parseFromString(saved, 'image/svg+xml').querySelectorAll('text')]"
-            f".find(each => each.textContent === {json.dumps(text)});"
-            "return [Number(each.getAttribute('x')) + box.x, Number(each.getAttribute('y')) + box.y]; })()"
+            f"const [x, y] = drawn[{json.dumps(text)}]; return [x + box.x, y + box.y]; }})()"
         )
         return x, y
 

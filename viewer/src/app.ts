@@ -7,7 +7,7 @@ import { showHelp } from "./help";
 import { Model } from "./model";
 import { OverlayMaker } from "./overlay";
 import type { Payload } from "./payload";
-import { savePng, saveSvg } from "./save";
+import { drawSvg, savePng, saveSvg } from "./save";
 import { type State, Store, VIEWS, type ViewName } from "./state";
 import { chooseTheme, forgetTheme } from "./theme";
 import { DetailPane } from "./views/detail";
@@ -41,6 +41,7 @@ const EVERYTHING = new Set<keyof State>([
   "node",
   "site",
   "step",
+  "median",
   "overlay",
   "query",
   "columns",
@@ -108,6 +109,13 @@ export class App {
     document.addEventListener("keydown", (event) => {
       this.onKey(event);
     });
+    addEventListener("beforeprint", () => {
+      this.preparePrint();
+    });
+    addEventListener("afterprint", () => {
+      this.main.querySelector(".printed")?.remove();
+      this.update(EVERYTHING);
+    });
     addEventListener("resize", () => {
       this.update(EVERYTHING);
     });
@@ -162,7 +170,10 @@ export class App {
         this.showTable();
       }),
       button("PNG", "Save the picture of the view as PNG", () => {
-        this.withPicture(savePng);
+        this.withPicture((picture, name) => {
+          if (!savePng(picture, name))
+            this.context.say("The picture is too large for all its pixels: SVG has them.");
+        });
       }),
       button("SVG", "Save the picture of the view as SVG", () => {
         this.withPicture(saveSvg);
@@ -180,8 +191,8 @@ export class App {
     const { store } = this.context;
     const { state } = store;
     if (changed.has("theme")) chooseTheme(state.theme);
-    if (changed.has("overlay") || changed.has("step"))
-      this.context.overlay = this.context.overlays.get(state.overlay, state.step);
+    if (changed.has("overlay") || changed.has("step") || changed.has("median"))
+      this.context.overlay = this.context.overlays.get(state.overlay, state);
     if (changed.has("query")) this.searchBox.update();
     this.slider.update();
     this.legend.update();
@@ -194,7 +205,7 @@ export class App {
     this.shown = state.view;
     this.main.setAttribute("aria-label", TITLES[state.view]);
     this.view.update(isNew ? EVERYTHING : changed);
-    if (changed.has("module") || changed.has("node") || changed.has("step") || changed.has("site"))
+    if ((["module", "node", "step", "median", "site"] as const).some((key) => changed.has(key)))
       this.detail.update();
   }
 
@@ -204,6 +215,21 @@ export class App {
     const { view } = this;
     if (view.picture) write(view.picture(), `modtrace-${this.context.store.state.view}`);
     else this.context.say("This view is no picture. Graph, Timeline and Values are.");
+  }
+
+  /** Puts the whole picture beside the view, or else its table: paper does not scroll, and it is light. */
+  private preparePrint(): void {
+    const { view } = this;
+    chooseTheme("light");
+    const content = this.context.store.state.view === "findings" ? undefined : view.table?.();
+    const picture = view.picture?.();
+    const printed = picture
+      ? drawSvg(picture).root
+      : content && textTable(content.caption, content.head, content.body);
+    printed?.classList.add("printed");
+    // What is far higher than a page goes on from page to page, and the rest fits into one.
+    printed?.classList.toggle("tall", !picture || picture.height > 2 * picture.width);
+    if (printed) this.main.append(printed);
   }
 
   private showTable(): void {
@@ -281,6 +307,7 @@ function makeStart(model: Model): State {
     node: -1,
     site: -1,
     step: shownStep >= 0 ? shownStep : Math.max(0, tables.steps.rows - 1),
+    median: model.payload.medians !== "",
     overlay:
       overlay ?? model.payload.tables.modules.columns.find(({ spec }) => spec.overlay)?.spec.name ?? "",
     query: "",

@@ -31,6 +31,19 @@ class RowsBy {
   }
 }
 
+/** What the slider chooses: a row of `steps`, or the medians over several. */
+export interface Moment {
+  step: number;
+  median: boolean;
+}
+
+/** The position of a step in a table of steps, or of the last one before it; else of the first. */
+function lastUntil(steps: Table, step: number): number {
+  let found = steps.rows ? 0 : -1;
+  for (let at = 0; at < steps.rows; at++) if (steps.link("step", at) <= step) found = at;
+  return found;
+}
+
 export class Model {
   readonly modules: Tree;
   readonly graph: Tree;
@@ -196,12 +209,48 @@ export class Model {
     return `step ${Number.isNaN(number) ? row : number}`;
   }
 
-  /** Says of which step some numbers are, and that it is not the chosen one; empty if it is not known. */
-  ofShownStep(numbers: string, chosen = -1): string {
-    const { shownStep } = this.payload;
+  /** The kept step whose numbers modules have: the chosen one, or the last before it; -1 for those of their table. */
+  momentOf({ step, median }: Moment): number {
+    const { shownStep, medians, tables } = this.payload;
+    if (median || (step === shownStep && !medians)) return -1;
+    return lastUntil(tables.module_steps, step);
+  }
+
+  /** The columns of modules with numbers of other steps than the shown one. */
+  isKept(name: string): boolean {
+    return this.payload.tables.module_series.column(name) !== undefined;
+  }
+
+  /** The numbers of a column of modules at a moment. */
+  moduleColumn(column: Column, moment: number): Column {
+    const { modules, module_steps: steps, module_series: series } = this.payload.tables;
+    const kept = series.column(column.spec.name);
+    if (moment < 0 || !kept) return column;
+    return new Column(column.spec, () =>
+      Float64Array.from({ length: modules.rows }, (_, row) => kept.number(row * steps.rows + moment)),
+    );
+  }
+
+  /** Says of which steps the numbers of modules are, or of the graph; empty if it is not known. */
+  describeMoment(chosen: Moment, isGraph = false): string {
+    const { shownStep, medians, tables } = this.payload;
     if (shownStep < 0) return "";
-    const other = chosen === shownStep || chosen < 0 ? "" : `, not of ${this.stepName(chosen)}`;
-    return `${numbers} are of ${this.stepName(shownStep)}${other}.`;
+    const shown = this.stepName(shownStep);
+    const moment = this.momentOf(chosen);
+    if (moment < 0 && medians)
+      return isGraph
+        ? `Times of modules: medians of ${medians}. All else: ${shown}.`
+        : `Times, costs, memory: medians of ${medians}. Values: ${shown}.`;
+    if (moment < 0) {
+      const other = chosen.step === shownStep ? "" : `, not of ${this.stepName(chosen.step)}`;
+      return `All numbers here are of ${shown}${other}.`;
+    }
+    const kept = tables.module_steps.link("step", moment);
+    const nearest = kept === chosen.step ? "" : ` (${this.stepName(chosen.step)} is not kept)`;
+    const rest = medians && !isGraph ? `medians of ${medians}` : shown;
+    return isGraph
+      ? `Times and values of modules: ${this.stepName(kept)}${nearest}. Ops have none of it. All else: ${rest}.`
+      : `Times and values: ${this.stepName(kept)}${nearest}. Costs, memory: ${rest}.`;
   }
 
   /** The columns of logged scalars. */
@@ -236,10 +285,7 @@ export class Model {
 
   /** The position of a step in the series, or of the last one before it. */
   seriesPosition(step: number): number {
-    const steps = this.payload.tables.series_steps;
-    let found = steps.rows ? 0 : -1;
-    for (let at = 0; at < steps.rows; at++) if (steps.link("step", at) <= step) found = at;
-    return found;
+    return lastUntil(this.payload.tables.series_steps, step);
   }
 
   seriesValue(column: Column, site: number, position: number): number {

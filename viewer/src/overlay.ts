@@ -2,8 +2,8 @@
 
 import { kindColor, Scale } from "./colors";
 import { formatValue } from "./format";
-import type { Model } from "./model";
-import { Column } from "./payload";
+import type { Model, Moment } from "./model";
+import { Column, type ColumnSpec } from "./payload";
 import { combine } from "./tree";
 
 export interface OverlayChoice {
@@ -67,31 +67,61 @@ export class OverlayMaker {
     this.choices = [...listColumns(model), ...listStatistics(model)];
   }
 
-  /** Returns an overlay at a step, or null for a key that is not there. */
-  get(key: string, step: number): Overlay | null {
+  /** Returns an overlay at a moment, or null for a key that is not there. */
+  get(key: string, chosen: Moment): Overlay | null {
     const choice = this.choices.find((each) => each.key === key);
     if (!choice) return null;
     const isMeasured = key.startsWith("@");
-    const name = isMeasured ? `${key}@${this.model.seriesPosition(step)}` : key;
+    const moment = this.model.isKept(key) ? this.model.momentOf(chosen) : -1;
+    const name = `${key}@${isMeasured ? this.model.seriesPosition(chosen.step) : moment}${chosen.median}`;
     let overlay = this.made.get(name);
     if (!overlay) {
-      overlay = isMeasured ? this.ofStatistic(choice, step) : this.ofColumn(choice);
+      overlay = isMeasured
+        ? this.ofStatistic(choice, chosen.step)
+        : this.ofColumn(choice, moment, chosen.median);
       if (this.made.size > 40) this.made.clear();
       this.made.set(name, overlay);
     }
     return overlay;
   }
 
-  private ofColumn(choice: OverlayChoice): Overlay {
+  private ofColumn(choice: OverlayChoice, moment: number, isMedian: boolean): Overlay {
     const { modules, nodes } = this.model.payload.tables;
     const ofModules = modules.column(choice.key);
     const found = nodes.column(choice.key);
     const ofNodes = found && ofModules ? sayAlike(found, ofModules) : found;
     const values = ofModules
-      ? this.model.modules.values(ofModules)
+      ? this.model.modules.values(this.model.moduleColumn(ofModules, moment))
       : new Float64Array(modules.rows).fill(NaN);
-    const own = ofNodes ? this.ofNodes(ofNodes) : this.lendToNodes(values, ofModules?.spec.measure);
+    const own = ofNodes ? this.ofNodes(ofNodes) : this.lendToNodes(values, ofModules?.spec.measure, moment);
+    const isOfOtherSteps = moment >= 0 || (isMedian && ofModules?.spec.kind === "seconds");
+    if (ofNodes && isOfOtherSteps) this.putLent(own, values, ofModules!.spec, moment);
     return this.make(choice, values, own, (ofNodes ?? ofModules)!);
+  }
+
+  /**
+   * Gives the layers that are the only call of their module in their phase the numbers of other steps than the shown
+   * one. Of what is not known in these steps, as of ops, nothing is left; but medians stand beside the shown step.
+   */
+  private putLent(
+    own: Float64Array,
+    values: Float64Array,
+    { measure, aggregate }: ColumnSpec,
+    moment: number,
+  ): void {
+    const { graph, nodesOf } = this.model;
+    const phases = this.columnsByPhase(measure, moment);
+    for (let node = 0; node < own.length; node++) {
+      const module = this.model.moduleOfNode(node);
+      const phase = this.model.phase(node);
+      const isCall = (each: number) => this.model.isLayer(each) && this.model.phase(each) === phase;
+      const isOnly = module >= 0 && isCall(node) && nodesOf.get(module).filter(isCall).length === 1;
+      const ofAll = phases.size || phase !== "forward" ? NaN : values[module];
+      const value = isOnly ? (phases.get(phase)?.number(module) ?? ofAll) : NaN;
+      const isSum = graph.table.text("kind", node) === "phase";
+      if (isSum || moment >= 0 || !Number.isNaN(value)) own[node] = value;
+    }
+    graph.fillGroups(own, aggregate);
   }
 
   private make(choice: OverlayChoice, modules: Float64Array, nodes: Float64Array, column: Column): Overlay {
@@ -137,13 +167,13 @@ export class OverlayMaker {
       const members = this.model.membersOf.get(row);
       if (members.length && Number.isNaN(values[row])) values[row] = combine(values, members, "max");
     }
-    return this.make(choice, values, this.lendToNodes(values, undefined), column);
+    return this.make(choice, values, this.lendToNodes(values, undefined, -1), column);
   }
 
   /** Gives the layers of the graph the values of their modules; a time of one phase to the layers of that phase. */
-  private lendToNodes(values: Float64Array, measure: string | undefined): Float64Array {
+  private lendToNodes(values: Float64Array, measure: string | undefined, moment: number): Float64Array {
     const { graph, payload } = this.model;
-    const phases = measure ? this.columnsByPhase(measure) : new Map<string, Column>();
+    const phases = measure ? this.columnsByPhase(measure, moment) : new Map<string, Column>();
     const lent = new Float64Array(graph.size).fill(NaN);
     for (let node = 0; node < graph.size; node++) {
       const module = this.model.moduleOfNode(node);
@@ -154,9 +184,10 @@ export class OverlayMaker {
     return lent;
   }
 
-  private columnsByPhase(measure: string): Map<string, Column> {
+  private columnsByPhase(measure: string, moment: number): Map<string, Column> {
     const columns = this.model.payload.tables.modules.columns.filter((each) => each.spec.measure === measure);
-    return new Map(columns.filter((each) => each.spec.phase).map((each) => [each.spec.phase, each]));
+    const ofPhases = columns.filter((each) => each.spec.phase);
+    return new Map(ofPhases.map((each) => [each.spec.phase, this.model.moduleColumn(each, moment)]));
   }
 }
 

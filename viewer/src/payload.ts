@@ -115,6 +115,8 @@ export interface Payload {
   findings: Finding[];
   /** The row of `steps` that modules and nodes tell of. */
   shownStep: number;
+  /** The steps of which modules have the median times; empty where these are of the shown step. */
+  medians: string;
   tables: Record<TableName, Table>;
   /** What the page could not read or does not know, in sentences. */
   missing: string[];
@@ -122,6 +124,8 @@ export interface Payload {
 
 export const TABLES = [
   "modules",
+  "module_steps",
+  "module_series",
   "nodes",
   "edges",
   "spans",
@@ -177,6 +181,7 @@ export function readPayload(json: unknown, numbers: Uint8Array): Payload {
     lanes: asList(raw.lanes).map((lane) => asText(asRecord(lane).label)),
     findings: asList(raw.findings).map(readFinding),
     shownStep: asNumber(raw.shown_step, -1),
+    medians: asText(raw.medians),
     tables,
     missing,
   };

@@ -11,6 +11,8 @@ export interface State {
   site: number;
   /** A row of `steps`. */
   step: number;
+  /** Whether times of modules are medians over steps, and not those of the step. */
+  median: boolean;
   /** The key of what colours and bars show. */
   overlay: string;
   query: string;
@@ -37,7 +39,7 @@ type Key = keyof State;
 const NUMBERS = ["module", "node", "site", "step"] as const;
 const TEXTS = ["overlay", "query", "sort", "role", "statistic"] as const;
 const SETS = ["open", "each", "graphOpen", "unfolded"] as const;
-const FLAGS = ["flat", "backward"] as const;
+const FLAGS = ["flat", "backward", "median"] as const;
 /** A change of these is a place to come back to. */
 const PLACES: readonly Key[] = ["view", "module", "node", "site"];
 /** An address holds no more open rows than this. */

@@ -3,7 +3,7 @@ import { decodeState, encodeState, type State } from "../src/state";
 
 const START: State = {
   view: "modules", module: -1, node: -1, site: -1, step: 29, overlay: "time", query: "", open: new Set([0, 1]), each: new Set(),
-  graphOpen: new Set(), unfolded: new Set(), columns: null, sort: "", flat: false, backward: true, role: "", statistic: "rms", pins: [],
+  graphOpen: new Set(), unfolded: new Set(), columns: null, sort: "", flat: false, backward: true, median: true, role: "", statistic: "rms", pins: [],
   theme: "auto",
 }; // prettier-ignore
 
@@ -14,7 +14,7 @@ test("the state at the start has an empty address", () => {
 test("a state is read from its address as it was", () => {
   const state: State = {
     ...START, view: "graph", module: 7, node: 812, step: 3, query: 'path:"a b"&x=1#', open: new Set([5, 3, 100_000]),
-    columns: ["time.forward", "RMS"], sort: "-RMS", flat: true, backward: false, pins: [4, 9], theme: "dark",
+    columns: ["time.forward", "RMS"], sort: "-RMS", flat: true, backward: false, median: false, pins: [4, 9], theme: "dark",
   }; // prettier-ignore
   expect(decodeState(`#${encodeState(state, START)}`, START)).toEqual({
     ...state,

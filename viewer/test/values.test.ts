@@ -77,7 +77,7 @@ test("a range is found among more values than a call takes arguments", () => {
 
 test("a node that stands for its equal siblings has the aggregate of all of them", () => {
   const json = makeGraph({ time: { overlay: true } });
-  const overlay = new OverlayMaker(new Model(readSample(json))).get("time", 0)!;
+  const overlay = new OverlayMaker(new Model(readSample(json))).get("time", { step: 0, median: false })!;
   expect([3, 4, 5, 9].map((node) => overlay.nodes[node])).toEqual([5, 2, 3, 6]);
   expect([3, 4, 5, 9].map((node) => overlay.folded[node])).toEqual([14, 6, 8, 6]);
 });
@@ -90,7 +90,7 @@ test("a kind has one number and one colour for modules and nodes, whatever their
     },
     { dtype: { overlay: true } },
   );
-  const overlay = new OverlayMaker(new Model(readSample(json))).get("dtype", 0)!;
+  const overlay = new OverlayMaker(new Model(readSample(json))).get("dtype", { step: 0, median: false })!;
   expect([...overlay.modules].map((value) => overlay.text(value))).toEqual(["float32", "bfloat16"]);
   expect([...overlay.nodes].map((value) => overlay.text(value))).toEqual(["", "int64", "bfloat16"]);
 });

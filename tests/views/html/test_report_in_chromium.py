@@ -153,15 +153,103 @@ def test_a_hit_is_found_in_collapsed_groups_and_a_query_can_compare_numbers(
     assert page.address()["query"] == "path:blocks.*.attn parameters>1k"
 
 
-def test_modules_say_that_their_numbers_are_not_of_the_chosen_step(
+def test_the_slider_moves_modules_and_graph_from_the_medians_to_a_step_and_back(
     page: DrivenPage, files: dict[str, Path]
 ) -> None:
+    def cells() -> list[str]:
+        found: list[str] = page.evaluate(
+            "[...document.querySelectorAll('[role=gridcell].number')].map(each => each.textContent)"
+        )
+        return found
+
     page.open(files["gpt"])
-    page.go("Modules")
-    assert "All numbers here are of step 29." in page.text()
+    assert "Times, costs, memory: medians of 28 steps, 2 to 29. Values: step 29." in page.text()
+    medians = cells()
     page.evaluate("document.querySelector('input[type=range]').focus()")
     page.press("ArrowLeft")
-    assert "All numbers here are of step 29, not of step 28." in page.text()
+    assert "Times and values: step 28. Costs, memory: medians of 28 steps, 2 to 29." in page.text()
+    before_last = cells()
+    page.press("ArrowLeft")
+    assert len({tuple(each) for each in (medians, before_last, cells())}) == 3
+    page.go("Graph")
+    assert "Times and values of modules: step 27." in page.text()
+    of_step = page.picture()
+    page.ask("click", role="button", name="Median")
+    page.settle()
+    assert "Times of modules: medians of 28 steps, 2 to 29. All else: step 29." in page.text()
+    assert page.picture() != of_step
+    page.go("Modules")
+    assert cells() == medians
+    page.go("Findings")
+    assert page.evaluate("document.querySelector('.steps').hidden")
+
+
+def test_pictures_of_the_graph_have_all_of_it_and_a_png_twice_the_pixels(
+    page: DrivenPage, files: dict[str, Path]
+) -> None:
+    page.open(files["gpt"], "view=graph", width=500, height=400)
+    page.press("E")
+    texts = page.picture()
+    assert {"▾ 0..3  ×4", "▾ head", "▸ optimizer", "▾ optimizer"} & set(texts) >= {"▾ 0..3  ×4", "▾ head"}
+    assert "log scale" in texts
+    width, height = (
+        float(each) for each in page.evaluate('/viewBox=.0 0 (\\S+) (\\S+)"/.exec(saved).slice(1)')
+    )
+    assert height > 1000
+    page.evaluate(
+        "(() => { const make = URL.createObjectURL; delete window.size; URL.createObjectURL = (blob) => {"
+        "createImageBitmap(blob).then(({width, height}) => (window.size = [width, height]));"
+        "URL.createObjectURL = make; return make.call(URL, blob); }; })()"
+    )
+    page.ask("click", role="button", name="PNG")
+    page.ask("wait", code="window.size !== undefined")
+    assert page.evaluate("size") == [2 * width, 2 * height]
+    assert page.problems() == []
+
+
+@pytest.mark.parametrize("width", [390, 768])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_on_a_narrow_screen_the_view_has_the_whole_width_and_the_selection_is_below_or_closed(
+    page: DrivenPage, files: dict[str, Path], width: int, scheme: str
+) -> None:
+    page.open(files["gpt"], width=width, height=844, scheme=scheme)
+    box = "document.querySelector('{}').getBoundingClientRect()"
+    for view in VIEWS:
+        page.go(view)
+        assert page.evaluate(f"{box.format('main')}.width") == width
+        assert page.evaluate(f"{box.format('main')}.height") > 400
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        assert page.evaluate(f"{box.format('aside')}.height") == 0
+        assert page.ask("axe") == [], view
+    page.go("Modules")
+    page.press("ArrowDown")
+    assert page.evaluate(f"{box.format('aside')}.top >= {box.format('main')}.bottom")
+    assert page.evaluate(f"{box.format('main')}.height") > 200
+    page.ask("click", role="button", name="Close")
+    page.settle()
+    assert page.evaluate(f"{box.format('aside')}.height") == 0
+    assert page.problems() == []
+
+
+def test_a_print_is_light_and_has_the_whole_graph_or_all_rows_of_modules(
+    page: DrivenPage, files: dict[str, Path], tmp_path: Path
+) -> None:
+    page.open(files["gpt"], "view=graph", scheme="dark")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert "optimizer" in page.evaluate("document.querySelector('svg.printed').textContent")
+    assert page.evaluate("document.querySelector('svg.printed rect').getAttribute('fill')") in (
+        "#fff",
+        "#ffffff",
+    )
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    page.go("Modules")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert page.evaluate("document.querySelectorAll('table.printed tbody tr').length") == 11
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert page.evaluate("document.querySelector('.printed')") is None
+    page.ask("print", path=str(tmp_path / "page.pdf"))
+    assert (tmp_path / "page.pdf").read_bytes().startswith(b"%PDF")
+    assert page.problems() == []
 
 
 def test_escape_closes_the_list_of_columns_and_leaves_the_selection(

@@ -14,6 +14,7 @@ export class GraphBar {
   readonly element = h("div", { class: "bar" });
   /** What is shown besides modules and ops: parameters and the like, and ops that only return views. */
   readonly shows = { leaves: false, views: false };
+  private readonly hint = h("span", { class: "dim hint" });
   private readonly switches: [HTMLButtonElement, () => boolean][] = [];
 
   constructor(
@@ -61,12 +62,7 @@ export class GraphBar {
       }),
       () => store.state.unfolded.size > 0,
     );
-    const hints = [
-      model.hasOrder ? "Arrows: the order of calls, not data." : "",
-      model.ofShownStep("Times and costs"),
-      "Double click opens.",
-    ];
-    this.element.append(h("span", { class: "dim hint", text: hints.filter(Boolean).join(" ") }));
+    this.element.append(this.hint);
   }
 
   private addSwitch(element: HTMLButtonElement, isOn: () => boolean): void {
@@ -84,6 +80,13 @@ export class GraphBar {
   }
 
   update(): void {
+    const { model, store } = this.context;
     for (const [element, isOn] of this.switches) element.setAttribute("aria-pressed", String(isOn()));
+    const hints = [
+      model.hasOrder ? "Arrows: the order of calls, not data." : "",
+      model.describeMoment(store.state, true),
+      "Double click opens.",
+    ];
+    this.hint.textContent = hints.filter(Boolean).join(" ");
   }
 }

@@ -47,6 +47,11 @@ export class GraphLayout implements Positions {
   /** The size of the whole picture. */
   wide = 0;
   high = 0;
+
+  /** How far the lines of the whole graph reach to the left of its nodes. */
+  get left(): number {
+    return 7 * (this.levels.level(-1).channels + 1);
+  }
   /** How levels that share their rows were placed last, by the first of them. */
   private readonly placed = new WeakMap<Level, Placed>();
   /** The width of each node while it is closed; 0 while that is not known. */

@@ -8,6 +8,7 @@ import type { Painter } from "../painter";
 import type { State } from "../state";
 import { movesLess, readTheme } from "../theme";
 import { type Drawn, Drawing } from "../views/canvas";
+import { drawScale } from "../views/chart";
 import { GraphBar } from "./bar";
 import { GraphLayout, Motion, TITLE } from "./layout";
 import { Minimap } from "./minimap";
@@ -104,14 +105,15 @@ export class GraphView implements View, Drawn {
   /** Shows the whole graph; at first only as much as can be read. */
   private fit(smallest = 0): void {
     const { width, height } = this.drawing;
+    const { left } = this.layout;
     const whole = Math.min(
-      (width - 2 * MARGIN) / this.layout.wide,
+      (width - 2 * MARGIN) / (this.layout.wide + left),
       (height - 2 * MARGIN) / this.layout.high,
       1.2,
     );
     const zoom = Math.max(whole, smallest);
     this.camera = {
-      x: Math.max(MARGIN, (width - this.layout.wide * zoom) / 2),
+      x: Math.max(MARGIN, (width - (this.layout.wide + left) * zoom) / 2) + left * zoom,
       y: Math.max(MARGIN, (height - this.layout.high * zoom) / 2),
       zoom,
     };
@@ -338,8 +340,30 @@ export class GraphView implements View, Drawn {
     this.context.select({ node, module: this.context.model.moduleOfNode(node), site: -1 });
   }
 
+  /** The whole graph as it is open, with all names, and what its colours mean. */
   picture(): Picture {
-    return this.drawing.picture();
+    const { context, layout } = this;
+    const { overlay, model } = context;
+    const top = 2 * MARGIN + (overlay ? 32 : 0);
+    const camera = { x: MARGIN + layout.left, y: top, zoom: 1 };
+    const width = Math.max(360, Math.ceil(layout.wide) + layout.left + 2 * MARGIN);
+    const height = Math.ceil(layout.high) + top + MARGIN;
+    const paint = (painter: Painter) => {
+      const graph = new GraphPainter();
+      const scene = this.scene(1);
+      const [title, ...rest] = [
+        model.payload.title,
+        overlay?.choice.label,
+        model.describeMoment(this.state, true),
+      ];
+      painter.text(shorten(title, 60), MARGIN, 20, { color: scene.theme.text, bold: true });
+      painter.text(rest.filter(Boolean).join(" · "), MARGIN, 36, { color: scene.theme.dim, size: 11 });
+      if (overlay && !overlay.isKinds)
+        drawScale(painter, MARGIN + 60, 44, 330, overlay.scale, (value) => overlay.text(value));
+      graph.paint(painter, scene, camera, width, height);
+      paintRelations(painter, scene, graph.drawn, (node) => this.visible(node));
+    };
+    return { width, height, paint };
   }
 
   table(): TextTable {

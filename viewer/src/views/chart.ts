@@ -47,7 +47,14 @@ export function drawAxis(
 }
 
 /** Draws the colours of a scale with an axis below them, and what is not finite beside them. */
-export function drawScale(painter: Painter, x: number, y: number, width: number, scale: Scale): void {
+export function drawScale(
+  painter: Painter,
+  x: number,
+  y: number,
+  width: number,
+  scale: Scale,
+  text: (value: number) => string = formatTick,
+): void {
   const theme = readTheme();
   const label = { color: theme.dim, size: 11 };
   const bar = Math.max(60, width - 90);
@@ -60,7 +67,7 @@ export function drawScale(painter: Painter, x: number, y: number, width: number,
     const value = isLog ? 10 ** tick : tick;
     const at = x + scale.place(value) * bar;
     painter.line([at, y + 9, at, y + 12], { color: theme.dim });
-    painter.text(formatTick(isLog ? Number(value.toPrecision(2)) : value), at, y + 23, {
+    painter.text(text(isLog ? Number(value.toPrecision(2)) : value), at, y + 23, {
       ...label,
       align: "center",
     });

@@ -3,7 +3,7 @@
 import type { Context } from "../context";
 import { button, h, replaceChildren } from "../dom";
 import { formatNumber, formatValue, shorten } from "../format";
-import type { Column, Table } from "../payload";
+import type { Column } from "../payload";
 import { drawHistogram, histogramAt } from "./histogram";
 
 /** Columns that say where a row stands, and are no facts of their own. */
@@ -36,6 +36,7 @@ export class DetailPane {
 
   update(): void {
     const { module, node } = this.context.store.state;
+    this.element.classList.toggle("nothing", module < 0 && node < 0);
     if (module < 0 && node < 0) {
       replaceChildren(
         this.element,
@@ -81,10 +82,20 @@ export class DetailPane {
       go("timeline", "Timeline"),
       go("values", "Values"),
       this.makeGradientLink(),
+      this.makeClose(),
       button("Copy as Python", "Copy an expression that finds this in the recording", () => {
         this.copy();
       }),
     );
+  }
+
+  /** Closes the pane where it takes room from the view. */
+  private makeClose(): HTMLElement {
+    const close = button("Close", "Select nothing (Escape)", () => {
+      this.context.select({ module: -1, node: -1, site: -1 });
+    });
+    close.classList.add("close");
+    return close;
   }
 
   /** Leads to the gradients of the module over the steps. */
@@ -124,7 +135,7 @@ export class DetailPane {
   private describeNode(node: number): HTMLElement[] {
     const { model } = this.context;
     const { nodes } = model.payload.tables;
-    const parts = [section("In this call", facts(nodes, node))];
+    const parts = [section("In this call", facts(nodes.columns, node))];
     const twin = nodes.link("twin", node);
     const twins = [...(twin >= 0 ? [twin] : []), ...model.twinsOf.get(node)];
     const [from, to] = [model.into.get(node), model.outOf.get(node)];
@@ -154,9 +165,13 @@ export class DetailPane {
   }
 
   private describeModule(module: number): HTMLElement[] {
-    const { model, select } = this.context;
-    const { modules } = model.payload.tables;
-    const parts = [section("Module", facts(modules, module))];
+    const { model, select, store } = this.context;
+    const { tables } = model.payload;
+    const { modules } = tables;
+    const moment = model.momentOf(store.state);
+    const step = moment < 0 ? "" : ` at ${model.stepName(tables.module_steps.link("step", moment))}`;
+    const columns = modules.columns.map((column) => model.moduleColumn(column, moment));
+    const parts = [section(`Module${step}`, facts(columns, module))];
     const members = model.membersOf.get(module);
     if (members.length) {
       const links = members.map((row) =>
@@ -280,15 +295,15 @@ function list(items: readonly HTMLElement[]): HTMLElement {
 }
 
 /** Lists the columns of a row that have a value; those of one measure by phase together. */
-function facts(table: Table, row: number): HTMLElement {
+function facts(columns: readonly Column[], row: number): HTMLElement {
   const found = h("dl", {});
-  const measures = new Set(table.columns.filter(({ spec }) => !spec.phase).map(({ spec }) => spec.measure));
-  for (const column of table.columns) {
+  const measures = new Set(columns.filter(({ spec }) => !spec.phase).map(({ spec }) => spec.measure));
+  for (const column of columns) {
     const { spec } = column;
     if (HIDDEN.has(spec.name) || (spec.phase && measures.has(spec.measure))) continue;
     const value = column.number(row);
     const parts = spec.measure
-      ? table.columns.filter((each) => each.spec.phase && each.spec.measure === spec.measure)
+      ? columns.filter((each) => each.spec.phase && each.spec.measure === spec.measure)
       : [];
     const byPhase = parts
       .map((each) => [formatValue(each, each.number(row)), each.spec.phase])

@@ -18,7 +18,6 @@ const TOGETHER: Record<string, { sign: string; about: string }> = {
   max: { sign: "max", about: "the largest of all the equal modules" },
   all: { sign: "all", about: "taken over the elements of all the equal modules together" },
 };
-const NAME_WIDTH = 270;
 const TEXT_WIDTH = 108;
 const NUMBER_WIDTH = 86;
 
@@ -35,14 +34,15 @@ export class ModuleTable implements View {
   private readonly bar = h("div", { class: "bar" });
   private readonly hint = h("span", { class: "dim hint" });
   private readonly chooser = h("div", { class: "popup", role: "group", "aria-label": "Columns" });
-  private readonly columns: readonly Column[];
-  private readonly scales = new Map<Column, Scale>();
+  private columns: readonly Column[] = [];
+  /** The moment whose numbers the columns have. */
+  private moment = NaN;
+  private readonly scales = new Map<string, Scale>();
   private rows: number[] = [];
   private depths = new Map<number, number>();
 
   constructor(private readonly context: Context) {
-    const { modules } = context.model.payload.tables;
-    this.columns = modules.columns.filter(({ spec }) => !STRUCTURE.has(spec.name));
+    this.readColumns();
     this.grid.append(h("div", { role: "rowgroup", class: "headgroup" }, this.head), this.body);
     this.element.append(this.bar, this.grid);
     this.makeBar();
@@ -59,6 +59,15 @@ export class ModuleTable implements View {
 
   private get state(): State {
     return this.context.store.state;
+  }
+
+  private readColumns(): void {
+    const { model } = this.context;
+    const moment = model.momentOf(this.state);
+    if (moment === this.moment) return;
+    this.moment = moment;
+    const found = model.payload.tables.modules.columns.filter(({ spec }) => !STRUCTURE.has(spec.name));
+    this.columns = found.map((column) => model.moduleColumn(column, moment));
   }
 
   private get shown(): readonly Column[] {
@@ -94,8 +103,8 @@ export class ModuleTable implements View {
 
   update(changed: ReadonlySet<keyof State>): void {
     this.bar.children[1].setAttribute("aria-pressed", String(this.state.flat));
-    this.hint.textContent = this.context.model.ofShownStep("All numbers here", this.state.step);
-    this.hint.classList.toggle("badtext", this.state.step !== this.context.model.payload.shownStep);
+    this.readColumns();
+    this.hint.textContent = this.context.model.describeMoment(this.state);
     if (changed.has("columns") || !this.chooser.childElementCount) this.makeChooser();
     this.listRows();
     this.drawHead();
@@ -175,9 +184,9 @@ export class ModuleTable implements View {
     const widths = this.shown.map((column) => (column.dictionary ? TEXT_WIDTH : NUMBER_WIDTH));
     this.grid.style.setProperty(
       "--columns",
-      `minmax(${NAME_WIDTH}px, 1fr) ${widths.map((each) => `${each}px`).join(" ")}`,
+      `minmax(var(--name), 1fr) ${widths.map((each) => `${each}px`).join(" ")}`,
     );
-    this.grid.style.setProperty("--width", `${NAME_WIDTH + widths.reduce((sum, each) => sum + each, 0)}px`);
+    this.grid.style.setProperty("--numbers", `${widths.reduce((sum, each) => sum + each, 0)}px`);
     const cells = this.shown.map((column, at) => {
       const { spec } = column;
       const direction = sort === spec.name ? "ascending" : sort === `-${spec.name}` ? "descending" : "none";
@@ -298,8 +307,7 @@ export class ModuleTable implements View {
       shorten(text, 120),
     );
     if (column.dictionary === null && !Number.isNaN(value)) {
-      let scale = this.scales.get(column);
-      if (!scale) this.scales.set(column, (scale = new Scale([column.values])));
+      const scale = this.scaleOf(column);
       const share = Number.isFinite(value)
         ? Math.round(
             (scale.kind === "diverging" ? Math.abs(scale.place(value) - 0.5) * 2 : scale.place(value)) * 45,
@@ -310,6 +318,15 @@ export class ModuleTable implements View {
         cell.style.backgroundColor = `color-mix(in srgb, ${color} ${share}%, transparent)`;
     }
     return cell;
+  }
+
+  /** The scale of a column, which is the same at all moments. */
+  private scaleOf({ spec }: Column): Scale {
+    const { modules, module_series: series } = this.context.model.payload.tables;
+    const parts = () => [modules.column(spec.name)!.values, series.column(spec.name)?.values ?? []];
+    const scale = this.scales.get(spec.name) ?? new Scale(parts());
+    this.scales.set(spec.name, scale);
+    return scale;
   }
 
   /** Whether a row stands for several equal modules. */

@@ -18,6 +18,7 @@ export class StepSlider {
     "aria-label": "The loss, or the first logged number, over the steps",
   });
   private readonly slider = h("input", { type: "range", min: "0", step: "1", "aria-label": "Step" });
+  private readonly median: HTMLButtonElement;
   private readonly label = h("span", { class: "steplabel", "aria-live": "polite" });
   private readonly rows: number[] = [];
 
@@ -28,10 +29,14 @@ export class StepSlider {
       for (let at = 0; at < measured.rows; at++) this.rows.push(measured.link("step", at));
     this.slider.max = String(Math.max(0, this.rows.length - 1));
     this.slider.addEventListener("input", () => {
-      context.store.update({ step: this.rows[Number(this.slider.value)] });
+      this.choose(Number(this.slider.value));
     });
-    this.element.hidden = this.rows.length === 0;
+    const { medians } = context.model.payload;
+    this.median = button("Median", `Show the median times of ${medians}, or the times of one step`, () => {
+      context.store.update({ median: !context.store.state.median });
+    });
     this.element.append(
+      this.median,
       button("‹", "The step before", () => {
         this.move(-1);
       }),
@@ -45,20 +50,51 @@ export class StepSlider {
 
   private move(by: number): void {
     const at = Math.min(this.rows.length - 1, Math.max(0, Number(this.slider.value) + by));
-    this.context.store.update({ step: this.rows[at] });
+    this.choose(at);
+  }
+
+  private choose(at: number): void {
+    this.context.store.update({ step: this.rows[at], median: false });
+  }
+
+  /** Whether something in the view differs between steps. */
+  private get moves(): boolean {
+    const { model, store, overlays } = this.context;
+    const { module_steps: kept, series_steps: measured, spans } = model.payload.tables;
+    switch (store.state.view) {
+      case "findings":
+        return false;
+      case "modules":
+        return kept.rows > 1;
+      case "graph":
+        return (
+          kept.rows > 1 || (measured.rows > 1 && overlays.choices.some(({ key }) => key.startsWith("@")))
+        );
+      case "timeline":
+        return spans.rows > 0;
+      case "values":
+        return measured.rows > 1 || model.scalars().length > 0;
+    }
   }
 
   update(): void {
-    if (!this.rows.length) return;
     const { model, store } = this.context;
-    const { step } = store.state;
+    const { step, median, view } = store.state;
+    this.element.hidden = this.rows.length < 2 || !this.moves;
+    if (this.element.hidden) return;
+    const { medians } = model.payload;
+    this.median.hidden = !medians || (view !== "modules" && view !== "graph");
+    this.median.setAttribute("aria-pressed", String(median));
+    const isMedian = median && !this.median.hidden;
+    this.element.classList.toggle("median", isMedian);
     this.slider.value = String(Math.max(0, this.rows.indexOf(step)));
     const scalars = model.scalars();
     const scalar = scalars.find(({ spec }) => /loss/i.test(spec.label)) ?? scalars[0];
     const logged = scalar ? model.logged(scalar, step) : undefined;
     const value = logged === undefined ? "" : `  ${scalar.spec.label} ${formatNumber(logged) || "NaN"}`;
     const kind = model.payload.tables.steps.text("kind", step);
-    this.label.textContent = model.stepName(step) + (kind && kind !== "train" ? ` (${kind})` : "") + value;
+    const name = model.stepName(step) + (kind && kind !== "train" ? ` (${kind})` : "") + value;
+    this.label.textContent = isMedian ? medians : name;
     this.slider.setAttribute("aria-valuetext", this.label.textContent);
     this.draw(scalar ? this.rows.map((row) => model.logged(scalar, row)) : []);
   }

@@ -262,7 +262,8 @@ export class ValuesView implements View, Drawn {
     const { y, row, sites } = this.heat;
     const values = sites.map((site) => this.valuesOf(site));
     const scale = new Scale(values, WIDEST);
-    const title = `${this.statistic?.spec.label ?? ""} of ${model.roleName(this.role)}: a row for each layer, a column for each step`;
+    const about = LEFT + width < 700 ? "" : ": a row for each layer, a column for each step";
+    const title = `${this.statistic?.spec.label ?? ""} of ${model.roleName(this.role)}${about}`;
     painter.text(title, 12, y - HEAD + 20, { color: theme.text, bold: true });
     drawScale(painter, LEFT, y - HEAD + 34, Math.min(260, width), scale);
     const colors = values.map((line) =>
