@@ -122,8 +122,9 @@ def build_module_tree(
     """
     table, options = data.table("calls"), data.meta.options
     chosen = choose_steps(data, step, steps)
-    of_values = chosen.numbers[-1:] if values_step is None else np.array([values_step])
-    values = read_values(data, of_values)
+    if values_step is None and chosen.shown is not None:
+        values_step = chosen.shown.step
+    values = read_values(data, np.array([step for step in [values_step] if step is not None], np.int64))
     # gradients may belong to calls of an earlier step
     placer = Placer(data)
     calls = read_calls(table, placer, chosen.numbers, also=values.rows.call_id)
