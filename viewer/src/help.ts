@@ -10,6 +10,7 @@ const KEYS = [
   ["e, c", "expand, collapse the selected group"],
   ["E, C", "expand everything (in the graph, in the selected group), collapse everything"],
   ["+, -", "zoom"],
+  ["drag with shift", "select a range of the timeline, whose times are summed up below"],
   ["p", "pin the selected tensor in the values"],
   ["t", "show the view as a table"],
   ["?", "this list"],

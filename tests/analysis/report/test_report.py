@@ -157,6 +157,20 @@ def test_spans_refer_to_modules_and_to_nodes_of_the_shown_step_alone() -> None:
     assert {each for each, step in rows(spans, "node", "step") if step == 0} == {None}
 
 
+def test_spans_have_the_measuring_at_their_end_without_that_of_what_is_inside() -> None:
+    build, net = typed_net(complete=True)
+    inner = build.module("fc", "Linear", parent=net)
+    build.step(0, 0, 900_000, overhead_ns=300_000)
+    root = build.call(net, 0, 800_000, nth=0, overhead_ns=300_000)
+    build.call(inner, 100_000, 500_000, parent=root, nth=0, overhead_ns=200_000)
+    spans = report(build.data()).tables["spans"]
+    assert rows(spans, "label", "measuring") == [
+        ("step 0", None),
+        ("Net", pytest.approx(1e-4, rel=2**-15)),
+        ("fc", pytest.approx(2e-4, rel=2**-15)),
+    ]
+
+
 def test_series_have_all_steps_of_a_site_after_each_other() -> None:
     found = report(two_blocks(steps=3)).tables
     assert rows(found["sites"], "label", "module", "role") == [

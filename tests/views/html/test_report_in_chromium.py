@@ -231,6 +231,25 @@ def test_on_a_narrow_screen_the_view_has_the_whole_width_and_the_selection_is_be
     assert page.problems() == []
 
 
+def test_a_drag_with_shift_sums_up_a_range_of_the_timeline(page: DrivenPage, files: dict[str, Path]) -> None:
+    page.open(files["gpt"], "view=timeline")
+    caption = "document.querySelector('.sums caption')?.textContent ?? ''"
+    page.ask("wait", code=f"({caption}).startsWith('On the screen')")
+    assert "measuring by modtrace" in page.evaluate("document.querySelector('.sums').textContent")
+    page.evaluate(
+        "(() => { const canvas = document.querySelector('main canvas'), {x, y} = canvas.getBoundingClientRect();"
+        "canvas.setPointerCapture = () => {};"
+        "const send = (type, right) => canvas.dispatchEvent(new PointerEvent(type, {pointerId: 1, bubbles: true,"
+        "shiftKey: true, clientX: x + right, clientY: y + 90})); send('pointerdown', 300);"
+        "send('pointermove', 500); send('pointerup', 500); send('lostpointercapture', 500); })()"
+    )
+    page.ask("wait", code=f"({caption}).startsWith('In the selected')")
+    assert page.ask("axe") == []
+    page.press(" ")
+    page.ask("wait", code=f"({caption}).startsWith('On the screen')")
+    assert page.problems() == []
+
+
 def test_a_print_is_light_and_has_the_whole_graph_or_all_rows_of_modules(
     page: DrivenPage, files: dict[str, Path], tmp_path: Path
 ) -> None:

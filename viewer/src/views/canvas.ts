@@ -15,6 +15,8 @@ export interface Drawn {
   zoom?(factor: number, x: number, y: number): void;
   /** Follows the wheel while shift is held. */
   scrollBy?(pixels: number): void;
+  /** Follows a drag while shift is held, from where it began to where it is. */
+  stretch?(from: number, to: number): void;
 }
 
 /** The pointer has moved the picture, and not clicked, if it has gone further than this. */
@@ -25,7 +27,8 @@ export class Drawing {
   readonly canvas: HTMLCanvasElement;
   readonly element = h("div", { class: "canvasbox" });
   private readonly tip = h("div", { class: "tip" });
-  private drag: { x: number; y: number; moved: boolean } | null = null;
+  /** Where the pointer was last; `start` is where a drag with shift held began. */
+  private drag: { x: number; y: number; moved: boolean; start: number } | null = null;
 
   constructor(
     label: string,
@@ -61,8 +64,8 @@ export class Drawing {
 
   private listen(): void {
     const { canvas, drawn } = this;
-    canvas.addEventListener("pointerdown", ({ offsetX: x, offsetY: y, pointerId }) => {
-      this.drag = { x, y, moved: false };
+    canvas.addEventListener("pointerdown", ({ offsetX: x, offsetY: y, pointerId, shiftKey }) => {
+      this.drag = { x, y, moved: false, start: shiftKey && drawn.stretch ? x : NaN };
       canvas.setPointerCapture(pointerId);
     });
     canvas.addEventListener("pointermove", ({ offsetX: x, offsetY: y }) => {
@@ -81,8 +84,9 @@ export class Drawing {
 
   private move(drag: NonNullable<typeof this.drag>, x: number, y: number): void {
     if (!drag.moved && Math.hypot(x - drag.x, y - drag.y) <= CLICK) return;
-    this.drawn.pan?.(x - drag.x, y - drag.y);
-    this.drag = { x, y, moved: true };
+    if (Number.isNaN(drag.start)) this.drawn.pan?.(x - drag.x, y - drag.y);
+    else this.drawn.stretch?.(drag.start, x);
+    this.drag = { ...drag, x, y, moved: true };
   }
 
   /** With shift held, browsers tell of the wheel as if it turned sideways. */

@@ -8,16 +8,28 @@ import type { Painter } from "../painter";
 import { readTheme } from "../theme";
 import { type Drawn, Drawing } from "./canvas";
 import { drawAxis } from "./chart";
+import { sumUp, tabulateSums } from "./sums";
 import { firstAfter, fitLabel, makeTracks, rangeOf, ROW, TOP, type Track, TRACK_GAP as GAP } from "./tracks";
 
 const LABEL = 132;
 /** Spans that are narrower than this are drawn as one. */
 const THIN = 1;
+/** How long the picture rests before its sums are made. */
+const REST_MS = 120;
 
 export class TimelineView implements View, Drawn {
   readonly element = h("section", { class: "view timeline", "aria-label": "Timeline" });
   private readonly drawing = new Drawing("Timeline of calls and ops. Press t for a table.", this);
+  private readonly sums = h("div", {
+    class: "sums scroll",
+    tabindex: "0",
+    role: "region",
+    "aria-label": "Sums",
+  });
   private readonly tracks: readonly Track[];
+  /** The range that was selected, in seconds; null for what is on the screen. */
+  private range: [number, number] | null = null;
+  private waiting = 0;
   private from = 0;
   private to = 1;
   private scroll = 0;
@@ -40,9 +52,10 @@ export class TimelineView implements View, Drawn {
       button("Selection", "Zoom to the selected call", () => {
         this.showSelection();
       }),
-      h("span", { class: "dim", text: "Wheel zooms, drag moves, click selects." }),
+      h("span", { class: "dim", text: "Wheel zooms, drag moves, drag with shift sums up, click selects." }),
     );
-    this.element.append(bar, this.drawing.element);
+    this.drawing.element.style.height = `${this.high + 8}px`;
+    this.element.append(bar, this.drawing.element, this.sums);
   }
 
   private get spans() {
@@ -57,10 +70,33 @@ export class TimelineView implements View, Drawn {
   }
 
   scrollBy(pixels: number): void {
-    const last = this.tracks.at(-1);
-    const height = last ? last.y + last.rows * ROW + GAP : 0;
-    this.scroll = Math.max(0, Math.min(height - this.drawing.height + 8, this.scroll + pixels));
+    this.scroll = Math.max(0, Math.min(this.high - this.drawing.height + 8, this.scroll + pixels));
     this.drawing.draw();
+  }
+
+  /** The height of all lanes. */
+  private get high(): number {
+    const last = this.tracks.at(-1);
+    return last ? last.y + last.rows * ROW + GAP : 100;
+  }
+
+  stretch(from: number, to: number): void {
+    this.range = [this.timeAt(Math.min(from, to)), this.timeAt(Math.max(from, to))];
+    this.drawing.draw();
+  }
+
+  private timeAt(x: number): number {
+    return this.from + ((Math.max(x, LABEL) - LABEL) / this.width) * (this.to - this.from);
+  }
+
+  /** Lists what took the time in the selected range, or on the screen, once the picture rests. */
+  private listSums(): void {
+    clearTimeout(this.waiting);
+    this.waiting = setTimeout(() => {
+      const [from, to] = this.range ?? [this.from, this.to];
+      const what = this.range ? `In the selected ${formatSeconds(to - from)}` : "On the screen";
+      this.sums.replaceChildren(tabulateSums(what, sumUp(this.tracks, this.spans, from, to)));
+    }, REST_MS);
   }
 
   private get width(): number {
@@ -79,6 +115,7 @@ export class TimelineView implements View, Drawn {
   }
 
   private show(from: number, to: number): void {
+    this.range = null;
     const margin = (to - from) * 0.02 || 1e-6;
     this.from = from - margin;
     this.to = to + margin;
@@ -144,6 +181,8 @@ export class TimelineView implements View, Drawn {
       for (const { label, y } of this.tracks)
         painter.text(shorten(label, 20), 10, y - this.scroll + 13, { color: theme.dim });
     });
+    if (this.range) this.paintRange(painter, this.range, height);
+    this.listSums();
     const origin =
       this.context.model.payload.tables.steps.number("start", this.context.store.state.step) || 0;
     drawAxis(
@@ -153,6 +192,15 @@ export class TimelineView implements View, Drawn {
       this.to - origin,
       formatSeconds,
     );
+  }
+
+  private paintRange(painter: Painter, [from, to]: [number, number], height: number): void {
+    const { accent } = readTheme();
+    const [left, right] = [this.x(from), this.x(to)];
+    painter.clip(LABEL, 0, this.width, height, () => {
+      painter.rect(left, TOP, right - left, 4, accent);
+      for (const x of [left, right]) painter.line([x, TOP, x, height], { color: accent, dash: [4, 3] });
+    });
   }
 
   private paintTrack(painter: Painter, track: Track, width: number, height: number): void {
@@ -185,13 +233,26 @@ export class TimelineView implements View, Drawn {
           fill,
           size > 4 && fill === theme.box ? { color: theme.line } : undefined,
         );
-        if (size > 22) {
+        const measuring = ((this.spans.number("measuring", row) || 0) / (this.to - this.from)) * this.width;
+        if (measuring > 1.5) {
+          const begin = Math.max(left, x + wide - measuring);
+          const width = left + size - begin - 1;
+          if (width > 1)
+            painter.rect(begin, y + 0.5, width, ROW - 2, theme.background, {
+              color: theme.dim,
+              dash: [2, 2],
+            });
+        }
+        if (size - measuring > 22) {
           const color = fill === theme.box ? theme.text : textOn(fill);
           painter.text(
-            fitLabel(this.spans.text("label", row), Math.floor((size - 6) / 6.4)),
+            fitLabel(this.labelOf(row), Math.floor((size - measuring - 6) / 7.2)),
             left + 4,
             y + 13,
-            { color, size: 11 },
+            {
+              color,
+              size: 11,
+            },
           );
         }
         if (isSelected)
@@ -205,6 +266,13 @@ export class TimelineView implements View, Drawn {
       }
     });
     for (const each of later) each();
+  }
+
+  /** What a span is called in it: an op without its namespace and overload. */
+  private labelOf(row: number): string {
+    const label = this.spans.text("label", row);
+    const parts = label.split(".");
+    return this.spans.text("kind", row) === "op" && parts.length === 3 ? parts[1] : label;
   }
 
   private value(row: number): number {
@@ -229,7 +297,9 @@ export class TimelineView implements View, Drawn {
 
   pick(x: number, y: number): void {
     const row = this.spanAt(x, y);
+    this.range = null;
     if (row >= 0) this.choose(row);
+    this.drawing.draw();
   }
 
   private choose(row: number): void {
@@ -251,7 +321,9 @@ export class TimelineView implements View, Drawn {
     const module = this.spans.link("module", row);
     const path = module >= 0 ? `\n${shorten(this.context.model.modulePath(module), 200)}` : "";
     const [start, end] = this.times(row);
-    return `${shorten(this.spans.text("label", row), 200)}  ${formatSeconds(end - start)}${path}`;
+    const measuring = this.spans.number("measuring", row) || 0;
+    const note = measuring ? `, ${formatSeconds(measuring)} of it measuring by modtrace` : "";
+    return `${shorten(this.spans.text("label", row), 200)}  ${formatSeconds(end - start)}${note}${path}`;
   }
 
   onKey(event: KeyboardEvent): boolean {
@@ -283,8 +355,17 @@ export class TimelineView implements View, Drawn {
     if (first !== undefined) this.choose(first);
   }
 
+  /** All lanes, over the time that is on the screen. */
   picture(): Picture {
-    return this.drawing.picture();
+    const { width } = this.drawing;
+    const height = this.high + 8;
+    const paint = (painter: Painter) => {
+      const { scroll } = this;
+      this.scroll = 0;
+      this.paint(painter, width, height);
+      this.scroll = scroll;
+    };
+    return { width, height, paint };
   }
 
   table(): TextTable {

@@ -9,7 +9,7 @@ from ..graph.columns import Graph
 from ..tables.calls import read_all_calls
 from ..tables.columns import Column, Rows, column_of, dictionary_codes, find_rows
 from ..tables.placement import Placer
-from ..timeline.arrange import SPAN_KINDS
+from ..timeline.arrange import SPAN_KINDS, Spans
 from ..timeline.timeline import Timeline
 from .limits import GraphCut
 from .modules import Place
@@ -20,11 +20,12 @@ from .tables import (
     ReportTable,
     coded_column,
     number_column,
+    round_to_show,
     seconds,
     text_column,
 )
 
-_CALL, _OP = SPAN_KINDS.index("call"), SPAN_KINDS.index("op")
+_CALL, _OP, _STEP = (SPAN_KINDS.index(kind) for kind in ("call", "op", "step"))
 #: An id that no row has; -1 does not serve, as rows without id have it.
 _NO_ID = -2
 
@@ -129,10 +130,31 @@ def tabulate_spans(
         number_column("module", "module", "module", _find_modules(data, call, op, index)),
         number_column("node", "node", "node", cut.renumber(node)),
     ]
+    if "overhead_ns" in details:
+        measuring = _find_own_measuring(spans, details["overhead_ns"].values)
+        if (measuring > 0).any():
+            columns.append(
+                number_column("measuring", "measuring", "seconds", round_to_show(seconds(measuring)))
+            )
     if "phase" in details:
         phase = details["phase"]
         columns.append(coded_column("phase", "phase", phase.values, phase.dictionary or (), kind="phase"))
     return ReportTable(rows=len(spans), columns=tuple(columns))
+
+
+def _find_own_measuring(spans: Spans, overhead_ns: Column) -> Column:
+    """Returns how long modtrace measured in each call and op at its end, and not in what is inside it; -1 for none."""
+    inside = np.zeros(len(spans), np.int64)
+    known = np.maximum(overhead_ns, 0)
+    for lane in np.unique(spans.lane):
+        of_lane = np.flatnonzero(spans.lane == lane)
+        depth = spans.depth[of_lane]
+        for level in range(1, int(depth.max()) + 1):
+            rows, outer = of_lane[depth == level], of_lane[depth == level - 1]
+            around = outer[np.searchsorted(outer, rows) - 1]
+            inside += np.bincount(around, known[rows], len(spans)).astype(np.int64)
+    own = np.clip(known - inside, 0, spans.duration_ns)
+    return np.where((own > 0) & (spans.kind != _STEP), own, NONE)
 
 
 def _find_modules(data: RecordingData, call_id: Column, op_id: Column, index: Mapping[Place, int]) -> Rows:

@@ -1,0 +1,29 @@
+import { expect, test } from "vitest";
+import { Model } from "../src/model";
+import { sumUp } from "../src/views/sums";
+import { makeTracks } from "../src/views/tracks";
+import { makePayload, readSample } from "./sample";
+
+test("times are summed up by name, cut at the ends of the range, with and without what is inside and measuring", () => {
+  const json = makePayload({
+    spans: {
+      lane: [0, 1, 1, 1, 1, 1],
+      kind: ["step", "call", "call", "op", "op", "call"],
+      label: ["step 0", "net", "net.fc", "mm", "mm", "net"],
+      start: [0, 0, 1, 2, 4, 10],
+      duration: [20, 8, 5, 1, 1, 2],
+      depth: [0, 0, 1, 2, 2, 0],
+      measuring: [null, null, 0.5, null, null, null],
+    },
+  });
+  const model = new Model(readSample(json));
+  const sums = (from: number, to: number) =>
+    sumUp(makeTracks(model), model.payload.tables.spans, from, to).map(({ label, count, total, own }) => [
+      label,
+      count,
+      total,
+      own,
+    ]);
+  expect(sums(0, 20)).toEqual([["net", 2, 10, 5], ["net.fc", 1, 5, 2.5], ["mm", 2, 2, 2], ["measuring by modtrace", 1, 0.5, 0.5]]); // prettier-ignore
+  expect(sums(2.5, 4.5)).toEqual([["net.fc", 1, 2, 1], ["mm", 2, 1, 1], ["net", 1, 2, 0]]); // prettier-ignore
+});
