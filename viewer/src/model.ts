@@ -216,6 +216,12 @@ export class Model {
     return lastUntil(tables.module_steps, step);
   }
 
+  /** Whether badges, which are of the shown step, are of the chosen one. */
+  hasBadges(chosen: Moment): boolean {
+    const moment = this.momentOf(chosen);
+    return moment < 0 || this.payload.tables.module_steps.link("step", moment) === this.payload.shownStep;
+  }
+
   /** The columns of modules with numbers of other steps than the shown one. */
   isKept(name: string): boolean {
     return this.payload.tables.module_series.column(name) !== undefined;
@@ -249,7 +255,7 @@ export class Model {
     const nearest = kept === chosen.step ? "" : ` (${this.stepName(chosen.step)} is not kept)`;
     const rest = medians && !isGraph ? `medians of ${medians}` : shown;
     return isGraph
-      ? `Times and values of modules: ${this.stepName(kept)}${nearest}. Ops have none of it. All else: ${rest}.`
+      ? `Times and values of modules: ${this.stepName(kept)}${nearest}, of ops none. All else: ${rest}.`
       : `Times and values: ${this.stepName(kept)}${nearest}. Costs, memory: ${rest}.`;
   }
 

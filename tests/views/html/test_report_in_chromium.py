@@ -116,11 +116,14 @@ def test_pictures_of_the_views_are_in_the_gallery(
     page: DrivenPage, files: dict[str, Path], run: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     views = {"gpt": VIEWS[1:], "nan": VIEWS[:1]}.get(run, ("Graph",))
-    for scheme, (width, height) in (("light", (1280, 720)), ("dark", (1920, 1080))):
+    sizes = [("light", 1280, 720), ("dark", 1920, 1080)]
+    if run == "gpt":
+        sizes += [("light", 390, 844), ("dark", 768, 1024)]
+    for scheme, width, height in sizes:
         page.open(files[run], width=width, height=height, scheme=scheme)
         for view in views:
             page.go(view)
-            name = f"report-{run}-{view.lower()}-{scheme}.png"
+            name = f"report-{run}-{view.lower()}-{scheme}{f'-{width}' if width < 1000 else ''}.png"
             page.ask("screenshot", path=str(tmp_path / name))
             if request.config.getoption("--update-golden"):
                 shutil.copy(tmp_path / name, GALLERY / name)
@@ -172,7 +175,7 @@ def test_the_slider_moves_modules_and_graph_from_the_medians_to_a_step_and_back(
     page.press("ArrowLeft")
     assert len({tuple(each) for each in (medians, before_last, cells())}) == 3
     page.go("Graph")
-    assert "Times and values of modules: step 27." in page.text()
+    assert "Times and values of modules: step 27, of ops none." in page.text()
     of_step = page.picture()
     page.ask("click", role="button", name="Median")
     page.settle()
@@ -182,6 +185,16 @@ def test_the_slider_moves_modules_and_graph_from_the_medians_to_a_step_and_back(
     assert cells() == medians
     page.go("Findings")
     assert page.evaluate("document.querySelector('.steps').hidden")
+
+
+def test_badges_of_the_shown_step_are_not_at_another_one(page: DrivenPage, files: dict[str, Path]) -> None:
+    page.open(files["nan"], "view=modules")
+    assert page.evaluate("document.querySelectorAll('.row .bad').length") > 0
+    page.open(files["nan"], "view=modules&step=1")
+    assert "Times and values: step 1." in page.text()
+    assert page.evaluate("document.querySelectorAll('.row .bad').length") == 0
+    page.go("Graph")
+    assert not [each for each in page.picture() if "NaN" in each]
 
 
 def test_pictures_of_the_graph_have_all_of_it_and_a_png_twice_the_pixels(

@@ -28,6 +28,7 @@ export interface Scene {
   layout: GraphLayout;
   at: Positions;
   overlay: Overlay | null;
+  hasBadges: boolean;
   /** The values of the overlay; NaN for none. */
   value: (node: number) => number;
   selected: number;
@@ -197,7 +198,7 @@ export class GraphPainter {
   /** A red badge where values are not finite, here or inside: full where they came up, else an outline. */
   private paintMarks(painter: Painter, scene: Scene, node: number, area: Area, zoom: number): void {
     const badge = badgeOfNode(scene.model, node);
-    if (!badge) return;
+    if (!badge || !scene.hasBadges) return;
     const { x, y, width, height } = area;
     const size = Math.max(5, Math.min(24 * zoom, height, 24));
     const wide = size > 13 ? size * (0.5 + badge.text.length * 0.31) : size;

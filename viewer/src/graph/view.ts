@@ -271,6 +271,7 @@ export class GraphView implements View, Drawn {
       layout,
       at,
       overlay: context.overlay,
+      hasBadges: model.hasBadges(this.state),
       value: (node) => this.value(node),
       selected,
       related,
@@ -308,7 +309,7 @@ export class GraphView implements View, Drawn {
       shorten(model.nodePath(node), 300),
       model.graph.table.text("shape", node),
       value && `${overlay?.choice.label}: ${value}`,
-      badgeOfNode(model, node)?.title,
+      model.hasBadges(this.state) && badgeOfNode(model, node)?.title,
     ];
     return lines.filter(Boolean).join("\n");
   }

@@ -275,7 +275,7 @@ export class ModuleTable implements View {
             title: "Show the sum of the equal modules, or each of them",
           })
         : null;
-    const badge = badgeOfModule(model, row);
+    const badge = model.hasBadges(this.state) ? badgeOfModule(model, row) : undefined;
     const bad = badge
       ? h("span", { class: badge.isOrigin ? "bad origin" : "bad", text: badge.text, title: badge.title })
       : null;

@@ -92,11 +92,13 @@ export class TimelineView implements View, Drawn {
   /** Lists what took the time in the selected range, or on the screen, once the picture rests. */
   private listSums(): void {
     clearTimeout(this.waiting);
-    this.waiting = setTimeout(() => {
+    const list = () => {
       const [from, to] = this.range ?? [this.from, this.to];
       const what = this.range ? `In the selected ${formatSeconds(to - from)}` : "On the screen";
       this.sums.replaceChildren(tabulateSums(what, sumUp(this.tracks, this.spans, from, to)));
-    }, REST_MS);
+    };
+    if (this.sums.childElementCount) this.waiting = setTimeout(list, REST_MS);
+    else list();
   }
 
   private get width(): number {
