@@ -1,5 +1,6 @@
 """Records one run of a model: to prove the recording, or from a seed, to compare it with another model's run."""
 
+import copy
 import random
 import sys
 import warnings
@@ -25,6 +26,7 @@ from ..torch_internals.dynamo import keep_out_of_dynamo
 from ..torch_internals.modes import UnwrappedMode
 from .kept_ops import OpKeep
 from .model_run import Results, run_model
+from .model_state import tensors_in
 
 _ROLES = (INPUT, OUTPUT, OP_OUTPUT, LEAF, PARAMETER)
 
@@ -55,7 +57,14 @@ def record_run(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any])
 
 
 def record_from_seed(
-    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, seed: int, gradients: bool
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    seed: int,
+    gradients: bool,
+    ops: bool = True,
+    roles: Sequence[str] = _ROLES,
 ) -> RecordingData:
     """Returns a recording of one call of a model, with ops, statistics, hashes and sketches of all tensors.
 
@@ -67,16 +76,41 @@ def record_from_seed(
         kwargs: the keyword arguments of the call.
         seed: the seed of all random generators before the call.
         gradients: whether a backward runs too, from `output.loss` if there is one, else from the sum of the outputs.
+        ops: whether ops are recorded.
+        roles: which tensors are measured.
     """
     data = every_row("stats")
-    capture = Capture(roles=_ROLES, hash=True, sketch=True)
+    capture = Capture(roles=roles, hash=True, sketch=True)
 
     def recording() -> AbstractContextManager[None]:
         _set_seed(seed)
-        return recording_ops(data, model, values=capture)
+        return recording_ops(data, model, values=capture, ops=ops)
 
     run_model(model, args, kwargs, recording, backward=gradients)
     return data
+
+
+def record_in_float64(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, seed: int, roles: Sequence[str]
+) -> RecordingData | None:
+    """Returns a recording of one call of a copy of the model, all of whose numbers have 64 bits.
+
+    It is None if the model or its arguments cannot be copied, or if the copy raises, as one that names a dtype may.
+    """
+    arguments: Any = [list(args), dict(kwargs)]
+    try:
+        wide: dict[int, Any] = {
+            id(tensor): tensor.detach().double()
+            for _, tensor in tensors_in(arguments)
+            if tensor.is_floating_point()
+        }
+        own_args, own_kwargs = copy.deepcopy(arguments, wide)
+        twin = copy.deepcopy(model).double()
+        return record_from_seed(
+            twin, own_args, own_kwargs, seed=seed, gradients=False, ops=False, roles=roles
+        )
+    except Exception:
+        return None
 
 
 class _Counter(UnwrappedMode):
@@ -109,19 +143,25 @@ def every_row(values: str | None = None) -> MemoryRecording:
 
 @contextmanager
 def recording_ops(
-    data: MemoryRecording, model: nn.Module, *, values: object = None, keeper: OpKeeper | None = None
+    data: MemoryRecording,
+    model: nn.Module,
+    *,
+    values: object = None,
+    ops: bool = True,
+    keeper: OpKeeper | None = None,
 ) -> Iterator[None]:
     """Records what the model runs inside the block.
 
     Args:
         values: the values to measure, as for `record()`; None measures nothing.
+        ops: whether ops are recorded.
         keeper: receives every op.
     """
     error: BaseException | None = None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ModtraceWarning)
-        captures = to_captures(values, ops=True)
-        recorder = Recorder(data, model, values=captures, ops=Ops(saved=False))
+        captures = to_captures(values, ops=ops)
+        recorder = Recorder(data, model, values=captures, ops=Ops(saved=False) if ops else None)
         recorder.start()
         try:
             if keeper is not None:

@@ -71,6 +71,13 @@ def test_settings_that_change_numbers_are_those_at_the_end():
     assert (flags["cudnn.benchmark"], flags["mkldnn.enabled"], flags["autocast cpu"]) == (False, True, "off")
 
 
+def test_kernels_of_the_cpu_are_known(monkeypatch):
+    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
+    flags = read_flags()
+    assert flags["cpu_capability"] == torch.backends.cpu.get_cpu_capability()
+    assert (flags["MKL_CBWR"], flags["ONEDNN_MAX_CPU_ISA"]) == ("COMPATIBLE", "")
+
+
 def test_autocast_is_told_by_its_dtype():
     with torch.autocast("cpu", torch.bfloat16):
         assert read_flags()["autocast cpu"] == "bfloat16"

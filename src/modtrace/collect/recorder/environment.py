@@ -77,6 +77,11 @@ def _device() -> str:
     """Returns the name of the accelerator; CUDA is not initialized for this."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return torch.cuda.get_device_name()
+    return describe_cpu()
+
+
+def describe_cpu() -> str:
+    """Returns the architecture of the CPU, and how many of its cores and threads torch may use."""
     return f"cpu ({platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads)"
 
 
@@ -141,7 +146,11 @@ _READERS: Mapping[str, Callable[[], Any]] = {
     "mkldnn.enabled": lambda: torch.backends.mkldnn.enabled,
     "autocast cpu": lambda: _read_autocast("cpu"),
     "autocast cuda": lambda: _read_autocast("cuda"),
+    "cpu": lambda: torch.cpu.get_capabilities()["cpu_name"],
+    "cpu_capability": torch.backends.cpu.get_cpu_capability,
     "CUBLAS_WORKSPACE_CONFIG": lambda: os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""),
+    "MKL_CBWR": lambda: os.environ.get("MKL_CBWR", ""),
+    "ONEDNN_MAX_CPU_ISA": lambda: os.environ.get("ONEDNN_MAX_CPU_ISA", ""),
 }
 
 
@@ -151,7 +160,7 @@ def read_flags() -> dict[str, Any]:
 
 
 def _read(reader: Callable[[], Any]) -> Any:
-    with suppress(AttributeError, RuntimeError):  # torch is older, or tf32 was set in another way
+    with suppress(AttributeError, KeyError, RuntimeError):  # torch is older, or tf32 was set in another way
         return reader()
     return None
 
