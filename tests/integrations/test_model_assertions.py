@@ -114,6 +114,17 @@ def test_module_that_is_new_fails(model: nn.Module, tmp_path: Path) -> None:
         make_assertions(tmp_path).assert_same(nn.Sequential(*model, nn.Identity()), (X,), golden="net")
 
 
+def test_golden_recording_without_ops_is_compared_with_a_run_that_has_some(
+    model: nn.Module, tmp_path: Path
+) -> None:
+    make_assertions(tmp_path, update=True).assert_same(model, (X,), golden="net")
+    with (
+        planted(model, "1", 0.5),
+        pytest.raises(AssertionError, match="the runs part at mul in 1, step 0"),
+    ):
+        make_assertions(tmp_path).assert_same(model, (X,), golden="net", ops=True)
+
+
 def test_tolerance_is_that_which_is_given(model: nn.Module, tmp_path: Path) -> None:
     make_assertions(tmp_path, update=True).assert_same(model, (X,), golden="net")
     with planted(model, "3", 1e-3):

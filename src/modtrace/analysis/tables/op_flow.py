@@ -69,7 +69,9 @@ class OpFlow:
         return np.searchsorted(self.reader, np.arange(len(self.op_id) + 1))
 
     def reads_of(self, op: int) -> list[tuple[str, int]]:
-        """Returns the slot and the tensor of each read of one op."""
+        """Returns the slot and the tensor of each read of one op; of -1, which stands for no op, there are none."""
+        if op < 0:
+            return []
         begin, end = self.first_read[op : op + 2].tolist()
         slots = (self.slots[code] for code in self.slot[begin:end].tolist())
         return list(zip(slots, self.read[begin:end].tolist(), strict=True))
