@@ -64,6 +64,7 @@ def copies(data: TypedRecording) -> np.ndarray:
 def test_reads_and_returns_are_those_of_the_rows(program: Program) -> None:
     flow = read_op_flow(program.data)
     ids = flow.tensors.tensor_id.tolist()
+    assert flow.reads_of(-1) == flow.returns_of(-1) == []
     for op in range(len(flow.op_id)):
         read = [(slot, tensor) for by, tensor, slot in program.reads if by == op]
         assert [(slot, ids[row]) for slot, row in flow.reads_of(op)] == read
