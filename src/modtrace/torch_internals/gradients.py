@@ -24,7 +24,10 @@ _of_thread = threading.local()  # by `caller`; a thread's number is used again w
 
 
 def backward_begins() -> None:
-    """Notes that this thread calls a backward: from now on it may make gradients, and replace them at any time."""
+    """Notes that this thread calls a backward: from now on it may make gradients, and replace them at any time.
+
+    A backward inside of another one replaces them while that one runs, and needs no notice of its own.
+    """
     if not hasattr(_of_thread, "caller"):
         with _lock:
             _of_thread.caller = _Caller()

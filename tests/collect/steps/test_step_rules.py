@@ -697,7 +697,8 @@ def test_micro_batches_whose_backward_is_divided_are_one_step() -> None:
             Discriminator(),
         )  # only a first stage would get a `backward()`
         optimizer = torch.optim.SGD(nets[1].parameters(), lr=0.1)
-        stages = [PipelineStage(net, number, 2, torch.device("cpu")) for number, net in enumerate(nets)]
+        device = torch.get_default_device()
+        stages = [PipelineStage(net, number, 2, device) for number, net in enumerate(nets)]
         schedule = ScheduleZBVZeroBubble(stages, 3, loss_fn=F.mse_loss)
         with modtrace.record(strict=True) as recording:
             for _ in range(2):

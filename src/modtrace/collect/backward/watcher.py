@@ -94,8 +94,9 @@ class BackwardWatcher:
             self._end(backward, hooks, raised)
 
     def _make(self, args: Any, kwargs: Any) -> tuple[Backward, CallHooks]:
-        backward_begins()
         log, task = self._logs.current, graph_task_id()
+        if task < 0:  # else the thread may be one of the engine's own, which never ends
+            backward_begins()
         outer = log.backward or (self.running(log, task) if task >= 0 else None)
         backward = Backward(log, outer, args, kwargs)
         return backward, CallHooks(

@@ -327,7 +327,7 @@ class Recorder(Listener):
                 self._ops.want(is_wanted=False, active=0)
 
     def backward_began(self, backward: Backward) -> None:
-        if backward.accumulate:
+        if backward.accumulate and backward.outer is None:
             self._writer.parameters.backward_began()
         with self._lock:
             self._take_ops(self._finder.step_around(backward.segment))
@@ -336,7 +336,7 @@ class Recorder(Listener):
         self._values.open_backward(backward, step)
 
     def backward_ended(self, backward: Backward) -> None:
-        if backward.accumulate:
+        if backward.accumulate and backward.outer is None:
             self._writer.parameters.backward_ended()
         with self._lock:
             step = self._finder.backward_ended(backward)
