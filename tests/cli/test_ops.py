@@ -1,6 +1,7 @@
 """`modtrace ops`."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -83,3 +84,24 @@ def test_other_values_of_options_are_misuse(
     command: Command, folder: str, options: tuple[str, ...], expected: str
 ) -> None:
     assert expected in command("ops", folder, *options, code=2).err
+
+
+def test_terminal_gets_a_screenful_of_rows_and_a_pipe_all(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    build = RecordingBuilder(complete=True)
+    net = build.module("", "Net")
+    build.step(0, 0, 10_000)
+    call = build.call(net, 0, 9_000)
+    for number in range(60):
+        build.op(call, f"aten.op{number}.default", 100 * number, 100 * number + 60 - number)
+    write_recording(build.data(), tmp_path / "run.modtrace")
+    run = str(tmp_path / "run.modtrace")
+    piped = command("ops", run, "--by", "op").out
+    assert piped.count("aten.op") == 60
+    monkeypatch.setenv("LINES", "40")
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    shown = command("ops", run, "--by", "op").out
+    assert shown.count("aten.op") == 28
+    assert "32 more rows with 528ns (--top 60 shows all)" in shown

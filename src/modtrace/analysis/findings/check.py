@@ -110,8 +110,7 @@ def _split_thresholds(
     checks: Sequence[RunCheck], thresholds: Mapping[str, float]
 ) -> dict[str, dict[str, float]]:
     """Returns thresholds by check and name."""
-    known = {f"{one.name}.{name}": (one.name, name) for one in checks for name in one.thresholds}
-    defaults = {f"{one.name}.{name}": value for one in checks for name, value in one.thresholds.items()}
+    known = {f"{one.name}.{name}": (one, name) for one in checks for name in one.thresholds}
     given: dict[str, dict[str, Any]] = {}
     for name, value in thresholds.items():
         if name not in known:
@@ -121,6 +120,6 @@ def _split_thresholds(
             raise ValueError(f"thresholds={{{name!r}: ...}}: no threshold of this name.{hint}{every}")
         of_check, threshold = known[name]
         # The command line gives whole numbers as floats, too.
-        is_whole = isinstance(defaults[name], int) and float(value).is_integer()
-        given.setdefault(of_check, {})[threshold] = int(value) if is_whole else value
+        is_whole = isinstance(of_check.thresholds[threshold], int) and float(value).is_integer()
+        given.setdefault(of_check.name, {})[threshold] = int(value) if is_whole else value
     return given

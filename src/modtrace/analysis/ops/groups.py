@@ -58,6 +58,7 @@ def group_ops(ops: StepOps, by: GroupedBy, *, fold: bool = False) -> Grouping:
 
 
 def _fold(ops: StepOps, grouping: Grouping) -> Grouping:
+    """Returns fewer groups: those of modules that repeat are one, with the path `blocks.0..31.attn`."""
     places = [group.place or PlaceName("") for group in grouping.groups]
     costs = (np.ones(len(ops), np.int64), ops.flops, ops.bytes_read, ops.bytes_written)
     sums = [sum_by(grouping.of_op, cost, len(places)).tolist() for cost in costs]

@@ -105,6 +105,9 @@ class ParameterFacts:
         return uncleared
 
     def _read_gradients(self, names: ModuleNames) -> None:
+        self._must_read = read_gradients(()) is None
+        if self._must_read:
+            return
         owners = [
             ((named.module_id, name), parameter)
             for named in [*names.modules]
@@ -112,10 +115,7 @@ class ParameterFacts:
             for name, parameter in [*module._parameters.items()]
         ]
         gradients = read_gradients(parameter for _, parameter in owners)
-        self._must_read = gradients is None
-        if gradients is None:
-            return
-        read = zip(owners, gradients, strict=True)
+        read = zip(owners, gradients or (), strict=False)  # another thread may have begun meanwhile
         found = {owner for (owner, _), gradient in read if gradient is not None}
         self._is_stale |= not found <= self._with_gradient
         self._with_gradient |= found

@@ -122,6 +122,8 @@ def _list_of_role(
     if selection.role == LOSS:
         return
     yield int(found.steps[-1]), f"{title}/{stat} of all", picture_of(draw(found, "heatmap"), ".png")
+    if data.table("values")["histogram"].null_count == data.table("values").num_rows:
+        return
     wanted = {found.sites[column] for column in shown}
     for step in _choose_steps(found.steps.tolist()):
         try:

@@ -1,11 +1,10 @@
 """Renders the module tree as text for a terminal."""
 
-import math
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from ...analysis.findings.finding import Findings
 from ...analysis.modules.folding import fold as fold_tree
@@ -15,6 +14,7 @@ from ...analysis.modules.value_summary import SlotValues
 from ...analysis.tables.chosen_step import ShownStep
 from ...analysis.tables.cycles import CycleSummary
 from ...analysis.tables.times import PhaseTimes, find_quartile_ranges
+from ...recording.module_path import order_of
 from ...recording.phase import FORWARD
 from ...recording.suggestions import first_few
 from ..common.columns import (
@@ -196,15 +196,15 @@ def _sort(roots: Sequence[ModuleNode], sort: SortKey) -> Sequence[ModuleNode]:
 
 
 #: Sort keys for siblings, ascending; numbers in names are compared as numbers.
-_SORT_VALUES: Mapping[SortKey, Callable[[ModuleNode], tuple[float, str]]] = {
-    "forward": lambda node: (-node.forward.total_ns, ""),
-    "backward": lambda node: (-node.backward.total_ns, ""),
-    "recompute": lambda node: (-node.recompute.total_ns, ""),
-    "self": lambda node: (-sum(node.phase(phase).self_ns for phase in MODULE_PHASES), ""),
-    "total": lambda node: (-sum(node.phase(phase).total_ns for phase in MODULE_PHASES), ""),
-    "parameters": lambda node: (-(node.parameters or 0), ""),
-    "calls": lambda node: (-node.calls, ""),
-    "name": lambda node: (int(node.label), "") if node.label.isdecimal() else (math.inf, node.label),
+_SORT_VALUES: Mapping[SortKey, Callable[[ModuleNode], Any]] = {
+    "forward": lambda node: -node.forward.total_ns,
+    "backward": lambda node: -node.backward.total_ns,
+    "recompute": lambda node: -node.recompute.total_ns,
+    "self": lambda node: -sum(node.phase(phase).self_ns for phase in MODULE_PHASES),
+    "total": lambda node: -sum(node.phase(phase).total_ns for phase in MODULE_PHASES),
+    "parameters": lambda node: -(node.parameters or 0),
+    "calls": lambda node: -node.calls,
+    "name": lambda node: order_of(node.label),
 }
 
 
