@@ -99,6 +99,7 @@ def test_terminal_gets_a_screenful_of_rows_and_a_pipe_all(
     run = str(tmp_path / "run.modtrace")
     piped = command("ops", run, "--by", "op").out
     assert piped.count("aten.op") == 60
+    monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("LINES", "40")
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
