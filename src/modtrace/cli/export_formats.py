@@ -69,6 +69,7 @@ FORMATS: dict[str, ExportFormat] = {
         writer="modtrace.cli.export_writers:write_tensorboard",
         suffixes=(".tensorboard",),
         about="a folder of events: logged numbers, statistics that move most, heat maps, histograms",
+        tables=("steps",),
     ),
     "trace": ExportFormat(
         writer="modtrace.cli.export_writers:write_trace",

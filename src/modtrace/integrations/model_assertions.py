@@ -116,7 +116,10 @@ class ModelAssertions:
             tolerance = max(OTHER_ENVIRONMENT, _OF_ROUNDING * rounding) if other else SAME_ENVIRONMENT
         found = compare_recordings(expected, run, tolerance=tolerance)
         if other:
-            warnings.warn(_describe_other(golden, other, tolerance), ModtraceWarning, stacklevel=2)
+            missing = [] if path.with_suffix(".json").exists() else ["its file .json is missing"]
+            warnings.warn(
+                _describe_other(golden, [*missing, *other], tolerance), ModtraceWarning, stacklevel=2
+            )
         if not found.ok:
             kept = self._keep(golden=expected, run=data)
             command = shlex.join(
@@ -214,7 +217,7 @@ def _read(path: Path, meta: RunMeta) -> tuple[RecordingData, float]:
         except (KeyError, TypeError, ValueError) as error:
             raise RecordingError(
                 f"{file}: this is no environment of a golden recording ({error!r}). "
-                "Delete it, and run pytest --modtrace-update to write it again."
+                "Restore it, or run pytest --modtrace-update to write it again."
             ) from error
     described = replace(
         meta,

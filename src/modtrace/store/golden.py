@@ -219,7 +219,7 @@ def read_golden(path: Path, meta: RunMeta) -> MemoryRecording:
     except (zipfile.BadZipFile, lzma.LZMAError, RuntimeError, *ARROW_ERRORS) as error:
         raise DamagedRecordingError(
             f"{path}: this is no golden recording, or a damaged one ({error}). "
-            "Delete it, and run pytest --modtrace-update to record it again."
+            "Restore it, or run pytest --modtrace-update to record it again."
         ) from error
 
 

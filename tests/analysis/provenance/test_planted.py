@@ -372,6 +372,33 @@ def test_infinity_that_the_program_writes_into_rows_is_no_overflow() -> None:
     assert (found.kind, found.op, found.cause) == ("producer", "aten.fill_.Tensor", "constant infinity")
 
 
+@pytest.mark.parametrize("absorb", [torch.tanh, torch.sigmoid], ids=["tanh", "sigmoid"])
+def test_op_whose_infinities_were_absorbed_is_not_blamed_for_the_loss(absorb: Function) -> None:
+    """The derivative of a power overflows by itself, and another op's NaN has reached the loss."""
+    model = nn.Sequential(
+        nn.Linear(8, 8), Applied(lambda x: absorb((x * 1e20).pow(3.0))), Applied(lambda x: torch.log(x - 10))
+    )
+    found = first_in(record_training(model, lambda step: torch.randn(4, 8), loss=lambda y: y.mean()))
+    assert (found.path, found.op) == ("2", "aten.log.default")
+
+
+def test_parameter_that_something_else_wrote_to_is_no_divergence() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with modtrace.record(model, ops=True, values=BY_OP) as rec:
+        for step in range(5):
+            if step == 3:
+                with torch.no_grad():
+                    model[0].weight.mul_(-1e38)
+            model(torch.randn(8, 4) * 10).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    found = first_in(rec)
+    assert found.step == 3
+    assert found.remedy is not None and found.remedy.startswith("a parameter jumped in step 3")
+
+
 def test_module_is_named_where_only_modules_were_measured() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), Applied(lambda x: (x * 200).exp()), nn.Linear(8, 2))

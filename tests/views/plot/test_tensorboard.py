@@ -78,6 +78,8 @@ def test_sites_that_are_not_finite_come_first(tmp_path: Path) -> None:
     counts = [event.value for event in events.Scalars("modtrace/gradients at outputs that are not finite")]
     assert counts[:4] == [0.0] * 4 and counts[4] == 21.0  # with the model's own output
     shown = [tag for tag in events.Tags()["scalars"] if tag.startswith("gradients at outputs, rms/")]
+    # Those of the last layers are the first to be so.
+    assert {tag.rpartition("/")[2] for tag in shown} == {"Sequential", *map(str, range(9, 20))}
     assert all(math.isnan(events.Scalars(tag)[4].value) for tag in shown)
 
 

@@ -17,7 +17,7 @@ from .trace import End, Origin, Trace
 _MUST_BE_FINITE = (PARAMETER, PARAMETER_GRAD, OPTIMIZER_STATE, UPDATE, LOSS)
 
 _COLUMNS = ("site_id", "call_id", "count", "nan_count", "inf_count", "max")
-_OPTIMIZER = PHASES.index(OPTIMIZER)
+_BACKWARD, _OPTIMIZER = PHASES.index(BACKWARD), PHASES.index(OPTIMIZER)
 
 
 def are_ends_finite(
@@ -94,19 +94,26 @@ def _place_of(trace: Trace, event: Origin) -> EventPlace:
 
 
 def _came(trace: Trace, ends: Iterable[End], absorbed: set[EventPlace]) -> Events:
-    """Returns the events that reach an end, and of forward events whose derivatives do.
+    """Returns the events that reach an end, or else forward events whose derivatives do.
 
-    If several reach one end, those at places whose values did not matter in other steps are left out.
+    If several reach one end, those at places whose values did not matter in other steps are left out. Where values of
+    another forward op reached a loss or gradients, one that was absorbed is not to blame for an overflow of its own
+    derivative beside them: the derivative stands for itself.
     """
     names, events = trace.step.bare_names, trace.events
     masks = set_of_events(event.is_mask(names) for event in events)
     known = set_of_events(_place_of(trace, event) in absorbed for event in events) if absorbed else 0
     came: Events = 0
+    reached: Events = 0  # a loss or gradients
     for end in ends:
         others = end.events & ~masks
-        came |= (others & ~known) or others or (0 if end.is_returned else end.events)
-    by_op = {int(trace.step.ops.op_id[event.op]): number for number, event in enumerate(events)}
-    forwards = {by_op.get(int(trace.step.forward_op[events[number].op])) for number in list_events(came)}
+        of_end = (others & ~known) or others or (0 if end.is_returned else end.events)
+        came, reached = came | of_end, reached if end.is_returned else reached | of_end
+    phases = {int(trace.step.ops.phase[events[number].op]) for number in list_events(reached)}
+    if phases - {_BACKWARD, _OPTIMIZER}:
+        return came
+    numbers = {int(trace.step.ops.op_id[event.op]): number for number, event in enumerate(events)}
+    forwards = {numbers.get(int(trace.step.forward_op[events[number].op])) for number in list_events(came)}
     return came | (set_of_events(number in forwards for number in range(len(events))) & ~trace.guarded)
 
 

@@ -1,6 +1,6 @@
 """Finds how parameters and gradients grew before NaN or infinite values, and whether those reached the loss."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 
@@ -22,6 +22,9 @@ from .step_counts import read_outputs
 
 #: The largest number of figures that show a growth.
 _FIGURES = 5
+
+#: The least factor between two steps by which no learning rate moves a parameter whose gradients do not grow.
+_JUMP = 1000.0
 
 #: The least factors that are reported as growth of a largest magnitude within `GROWTH_STEPS`. In healthy training
 #: parameters grow less; gradients and losses vary more by themselves.
@@ -53,13 +56,17 @@ def add_surroundings(
         found,
         growth=growth,
         after=replace(_find_aftermath(step, rows), skipped=count, trained=trained),
-        remedy=found.remedy if is_explained else _remedy_of({one.of for one in growth}) or found.remedy,
+        remedy=found.remedy if is_explained else _remedy_of(growth) or found.remedy,
     )
 
 
-def _remedy_of(grown: Collection[str]) -> str | None:
+def _remedy_of(growth: Sequence[Growth]) -> str | None:
     """Returns a remedy against growth; None if neither parameters nor gradients have grown."""
+    grown = {one.of: one.figures for one in growth}
     if PARAMETER in grown:
+        (_, before), (step, last) = grown[PARAMETER][-2:]
+        if last >= _JUMP * before and PARAMETER_GRAD not in grown:
+            return f"a parameter jumped in step {step}, and gradients did not grow: look at what else writes to it"
         clip = "clip the gradients (torch.nn.utils.clip_grad_norm_), " if PARAMETER_GRAD in grown else ""
         return f"training diverges: lower the learning rate, {clip}or warm it up over the first steps"
     if PARAMETER_GRAD in grown:

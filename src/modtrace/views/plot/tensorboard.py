@@ -6,7 +6,7 @@ nobody and make TensorBoard slow; all of them are in the heat map, one picture a
 
 import io
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import numpy as np
 from ...analysis.tables.columns import column_of
 from ...analysis.values.exponents import LOWEST, build_exponents
 from ...analysis.values.history import History, build_history
-from ...analysis.values.selection import Selection
+from ...analysis.values.selection import Selection, select_values
 from ...optional import require
 from ...recording.protocols import RecordingData
 from ...recording.role import BY_NAME, LOSS, ROLES
@@ -108,7 +108,7 @@ def _list_of_role(
     if not len(found.steps):
         return
     title = BY_NAME[selection.role].of_many
-    shown = _choose_sites(found)
+    shown = _choose_sites(found, _find_bad_sites(data, selection) if found.nonfinite.any() else [])
     for column in shown:
         for row in np.flatnonzero(found.measured[:, column]).tolist():
             yield (
@@ -135,13 +135,24 @@ def _list_of_role(
                 yield step, f"{title}, log2 of magnitudes, %/{site}", 100 * shares
 
 
-def _choose_sites(found: History) -> list[int]:
-    """Returns the sites whose statistic moves most, as a factor between its ends, first those that are not finite."""
+def _find_bad_sites(data: RecordingData, selection: Selection) -> list[int]:
+    """Returns the sites that are not finite at some time, the first to be so first."""
+    selected = select_values(data, selection)
+    step, order, nan, inf = (
+        column_of(selected.table, name) for name in ("step", "order", "nan_count", "inf_count")
+    )
+    bad = np.flatnonzero((nan > 0) | (inf > 0))
+    in_time = bad[np.lexsort((order[bad], step[bad]))]
+    return list(dict.fromkeys(selected.site[in_time].tolist()))
+
+
+def _choose_sites(found: History, bad: Sequence[int]) -> list[int]:
+    """Returns the first sites that are not finite, and else those whose statistic moves most, as a factor."""
     with np.errstate(all="ignore"):
         logs = np.log(np.where(found.measured & (found.values > 0), found.values, np.nan))
         moved = np.array([_reach(column) for column in logs.T])
-    moved[found.nonfinite.any(axis=0)] = math.inf
-    return sorted(np.argsort(-moved, kind="stable")[:_CURVES].tolist())
+    ranked = dict.fromkeys([*bad, *np.argsort(-moved, kind="stable").tolist()])
+    return sorted([*ranked][:_CURVES])
 
 
 def _reach(column: Numbers) -> float:
