@@ -58,6 +58,26 @@ def saved_variables(node: Any) -> tuple[list[Any], bool]:
     return found, is_unknown
 
 
+def unpacked_variables(node: Any) -> list[torch.Tensor] | None:
+    """Returns the tensors that a node of an op saved; None if it is another one, or if any of them is packed."""
+    kind: Any = type(node)
+    names = None if issubclass(kind, CustomFunctionNode) else _saved_names(kind)
+    if names is None:
+        return None
+    found = []
+    for name in names:
+        try:
+            value = getattr(node, name)
+            if type(value) is not _SavedVariable or value.unpack_hook is not None:
+                return None
+            content = value.data
+        except Exception:  # another node, one that has been freed, or another version of torch
+            return None
+        if content is not None:
+            found.append(content)
+    return found
+
+
 @functools.cache  # the keys are torch's own classes, which live anyway
 def _saved_names(kind: type) -> tuple[str, ...] | None:
     """Returns the attributes in which nodes of a class save tensors.

@@ -17,6 +17,7 @@ import zoo
 from modtrace.collect.ops.saved_tensors import (
     SavedByNode,
     SavedTensor,
+    _Described,
     _read,
     charge,
     saved_in_graph,
@@ -33,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("seeded")
 def saved_by(node: Any) -> tuple[list[SavedTensor], bool]:
     """What one node keeps, and whether it keeps, or may keep, more than that."""
     with unseen():
-        return _read(node, frozenset())
+        return _read(node, frozenset(), _Described())
 
 
 def _leaf() -> Tensor:

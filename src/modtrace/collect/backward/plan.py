@@ -1,6 +1,5 @@
 """Reads an autograd graph before it runs: which nodes will run, in which order, and in which call each was made."""
 
-import functools
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -137,6 +136,10 @@ def _made_in_segment(
     return own
 
 
+#: A call by the index of its segment among those of `NodeCalls`, and by its own index; -1 for none.
+_Place = tuple[int, int]
+
+
 def find_adding_nodes(
     graph: EngineGraph, outputs: list[Any], calls: NodeCalls
 ) -> Iterator[tuple[Any, CallRef | None]]:
@@ -145,38 +148,62 @@ def find_adding_nodes(
     Each node comes with the innermost call around all sources of those gradients; None if there is none or it is
     not known.
     """
-    fed: dict[Any, CallRef | None] = dict.fromkeys(_fed_at_start(outputs, graph.edges))
-    for node, call in zip(graph.nodes, _call_refs(calls), strict=True):
-        targets = [edge for edge in graph.edges[node] if edge[0] is not None]
-        met = [fed[edge] for edge in targets if edge in fed]
-        if met or len(set(targets)) < len(targets):
-            yield node, functools.reduce(_common, met, call)
-        for edge in targets:
-            fed[edge] = _common(fed[edge], call) if edge in fed else call
+    common = _CommonCalls(calls.segments)
+    fed: dict[Any, _Place] = dict.fromkeys(_fed_at_start(outputs, graph.edges), _NO_CALL)
+    places = zip(calls.of_segment.tolist(), calls.call.tolist(), strict=True)
+    for node, place in zip(graph.nodes, places, strict=True):
+        met, adds = place, False
+        for edge in graph.edges[node]:
+            if edge[0] is None:
+                continue
+            before = fed.get(edge)
+            if before is None:
+                fed[edge] = place
+            else:
+                adds, fed[edge] = True, common.of(before, place)
+                met = common.of(met, before)
+        if adds:
+            yield node, common.call(met)
 
 
-def _call_refs(calls: NodeCalls) -> list[CallRef | None]:
-    known: dict[tuple[int, int], CallRef | None] = {}
-    found: list[CallRef | None] = []
-    for of, call in zip(calls.of_segment.tolist(), calls.call.tolist(), strict=True):
-        if (of, call) not in known:
-            segment = calls.segments[of]
-            known[of, call] = None if segment is None or call < 0 else CallRef(segment, call)
-        found.append(known[of, call])
-    return found
+class _CommonCalls:
+    """Finds the innermost calls that contain two calls."""
+
+    def __init__(self, segments: Sequence[Segment | None]) -> None:
+        self._segments = segments
+        self._parents: dict[int, list[int]] = {}  # by index of segment
+        self._calls: dict[_Place, CallRef | None] = {_NO_CALL: None}
+
+    def of(self, one: _Place, other: _Place) -> _Place:
+        """Returns the innermost call that contains both calls. A call begins after those that contain it."""
+        if one == other:
+            return one
+        (segment, first), (elsewhere, second) = one, other
+        if self._segments[segment] is not self._segments[elsewhere] or first < 0 or second < 0:
+            return _NO_CALL
+        parents = self._parents.get(segment)
+        if parents is None:
+            parents = self._parents[segment] = self._parents_in(segment)
+        while first != second:
+            if first > second:
+                first = parents[first]
+            else:
+                second = parents[second]
+        return _NO_CALL if first < 0 else (segment, first)
+
+    def call(self, place: _Place) -> CallRef | None:
+        """Returns a call; None if there is none."""
+        if place not in self._calls:
+            segment = self._segments[place[0]]
+            self._calls[place] = None if segment is None or place[1] < 0 else CallRef(segment, place[1])
+        return self._calls[place]
+
+    def _parents_in(self, segment: int) -> list[int]:
+        found = self._segments[segment]
+        return [] if found is None else found.parents()
 
 
-def _common(one: CallRef | None, other: CallRef | None) -> CallRef | None:
-    """Returns the innermost call that contains both calls."""
-    if one is other or one == other:
-        return one
-    above = set()
-    while one is not None:
-        above.add(one)
-        one = one.parent
-    while other is not None and other not in above:
-        other = other.parent
-    return other
+_NO_CALL = (0, -1)
 
 
 def _walk(roots: list[Any]) -> tuple[list[Any], list[int], EdgesOfNodes]:

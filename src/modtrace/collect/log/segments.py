@@ -362,6 +362,11 @@ class Segment:
         """Returns the parent of the call `index`; -1 for an outermost call."""
         return self.open_calls.parent[index] if self.last_seq is None else int(self.structure().parent[index])
 
+    def parents(self) -> list[int]:
+        """Returns the parents of all calls that have begun; -1 for an outermost call."""
+        parents: list[int] = self.open_calls.parent if self.last_seq is None else self.structure().parent.tolist()
+        return parents
+
 
 class BackwardSpan:
     """The numbers of the nodes that one backward makes (`create_graph`), with the call to which each belongs."""

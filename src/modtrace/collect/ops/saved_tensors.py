@@ -15,6 +15,7 @@ from ...torch_internals.saved import (
     is_saved_variable,
     packed_content,
     saved_variables,
+    unpacked_variables,
 )
 from ...torch_internals.tensors import base_of, storage_of
 from ..backward.graph_walk import walk_graph
@@ -64,9 +65,10 @@ def saved_in_graph(roots: Iterable[Any]) -> list[SavedByNode]:
         roots: autograd nodes (`tensor.grad_fn`), None among them allowed.
     """
     with unseen():
-        nodes, leaves = _walk(roots)
+        described = _Described()
+        nodes, leaves = _walk(roots, described)
         found = [
-            SavedByNode(number, node.name(), *_read(node, leaves), is_function(node))
+            SavedByNode(number, node.name(), *_read(node, leaves, described), is_function(node))
             for number, node in nodes
         ]
     return sorted(found, key=_number)
@@ -97,33 +99,52 @@ def charge(nodes: Iterable[SavedByNode], alive_anyway: Container[Any] = ()) -> d
 def storages_of(tensors: Iterable[torch.Tensor]) -> set[Any]:
     """Returns the storages of some tensors in the form that `charge` takes; valid as long as these tensors live."""
     with unseen():
-        return {part.storage for tensor in tensors for part in _describe(tensor) if part is not None}
+        return {part.storage for tensor in tensors for part in _storages(tensor) if part is not None}
 
 
 def _number(node: SavedByNode) -> int:
     return node.sequence_nr
 
 
-def _walk(roots: Iterable[Any]) -> tuple[list[tuple[int, Any]], set[Any]]:
+class _Described:
+    """The storages of tensors, each tensor read once: a weight is kept by a node of each call."""
+
+    def __init__(self) -> None:
+        # The tensor lives with its entry, so that no other one gets its address.
+        self._known: dict[int, tuple[torch.Tensor, Sequence[SavedTensor | None]]] = {}
+
+    def of(self, tensor: torch.Tensor) -> Sequence[SavedTensor | None]:
+        """Returns the storages of a tensor, or of the tensors it wraps; None for what cannot be read."""
+        known = self._known.get(id(tensor))
+        if known is None:
+            known = self._known[id(tensor)] = tensor, _storages(tensor)
+        return known[1]
+
+
+def _walk(roots: Iterable[Any], described: _Described) -> tuple[list[tuple[int, Any]], set[Any]]:
     """Returns every node with its number, and the storages of the leaves whose gradients are accumulated."""
     nodes: list[tuple[int, Any]] = []
     leaves: set[Any] = set()
     for node, number, _ in walk_graph(root for root in roots if root is not None):
         if number == ACCUMULATE_SEQUENCE_NR:
-            leaves.update(saved.storage for saved in _describe(node.variable) if saved is not None)
+            leaves.update(saved.storage for saved in described.of(node.variable) if saved is not None)
         else:
             nodes.append((number, node))
     return nodes, leaves
 
 
-def _read(node: Any, leaves: Container[Any]) -> tuple[list[SavedTensor], bool]:
+def _read(node: Any, leaves: Container[Any], described: _Described) -> tuple[list[SavedTensor], bool]:
     """Returns what a node keeps, each storage once, and whether it keeps, or may keep, more than that."""
+    tensors: Iterable[torch.Tensor | None] | None = unpacked_variables(node)
+    is_unknown = False
+    if tensors is None:
+        held, is_unknown = saved_variables(node)
+        if is_custom_function(node):
+            held += held_by_custom_function(node)
+        tensors = _tensors_in(held)
     found: dict[Any, SavedTensor] = {}
-    held, is_unknown = saved_variables(node)
-    if is_custom_function(node):
-        held += held_by_custom_function(node)
-    for tensor in _tensors_in(held):
-        for saved in (None,) if tensor is None else _describe(tensor):
+    for tensor in tensors:
+        for saved in (None,) if tensor is None else described.of(tensor):
             if saved is None:
                 is_unknown = True
             elif saved.storage not in found:
@@ -131,21 +152,11 @@ def _read(node: Any, leaves: Container[Any]) -> tuple[list[SavedTensor], bool]:
     return list(found.values()), is_unknown
 
 
-def _tensors_in(held: list[Any]) -> Iterable[torch.Tensor | None]:
-    """Returns the tensors in saved variables, in the regions of checkpoints, and in lists, tuples and dictionaries.
+def _tensors_in(held: list[Any]) -> Iterator[torch.Tensor | None]:
+    """Yields the tensors in saved variables, in the regions of checkpoints, and in lists, tuples and dictionaries.
 
     None stands for what cannot be read.
     """
-    try:
-        contents = [packed_content(value) for value in held]
-        if all(hook is None for _, hook in contents):
-            return [content for content, _ in contents if content is not None]
-    except Exception:  # not all are saved variables, or other versions of torch lack the names
-        pass
-    return _search(held)
-
-
-def _search(held: list[Any]) -> Iterator[torch.Tensor | None]:
     seen: set[int] = set()
     left = _MOST_OBJECTS
     while held and left:
@@ -207,7 +218,7 @@ def _may_hold(value: Any) -> bool:
     return bool(pending)
 
 
-def _describe(tensor: torch.Tensor) -> Sequence[SavedTensor | None]:
+def _storages(tensor: torch.Tensor) -> Sequence[SavedTensor | None]:
     """Returns the storages of a tensor, or of the tensors it wraps; None for what cannot be read."""
     found: list[SavedTensor | None] = []
     try:
