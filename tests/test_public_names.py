@@ -35,6 +35,7 @@ PUBLIC = [
     "__version__",
     "check",
     "compare",
+    "graft",
     "graph",
     "open_dataset",
     "open_recording",

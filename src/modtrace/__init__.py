@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .recording.options.op_options import Ops
     from .recording.options.tensor_options import TensorOptions
     from .recording.triggers.trigger_kinds import Above, NonFinite, OnSignal, OutOfBand
+    from .replay.graft import graft
     from .replay.verify import verify
     from .views.dot.style import GraphStyle
 
@@ -46,6 +47,7 @@ _NAMES = {
     "recording.options.op_options": ("Ops",),
     "recording.options.tensor_options": ("TensorOptions",),
     "recording.triggers.trigger_kinds": ("Above", "NonFinite", "OnSignal", "OutOfBand"),
+    "replay.graft": ("graft",),
     "replay.verify": ("verify",),
     "views.dot.style": ("GraphStyle",),
 }
@@ -75,6 +77,7 @@ __all__ = [
     "__version__",
     "check",
     "compare",
+    "graft",
     "graph",
     "open_dataset",
     "open_recording",

@@ -1,0 +1,230 @@
+"""Defines `modtrace.graft`, under which modules return what those of a recorded run returned."""
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import nn
+
+from ..analysis.tables.values import PlacedValues
+from ..analysis.values.selection import Selection, select_values
+from ..collect.structures.find import find_slots
+from ..collect.structures.rebuild import rmap_tensor
+from ..errors import MisuseError
+from ..recording.phase import FORWARD
+from ..recording.protocols import RecordingData
+from ..recording.role import OUTPUT
+from ..recording.suggestions import count_of, did_you_mean, first_few
+from ..torch_internals.autograd import graph_task_id
+from ..torch_internals.modes import unseen
+
+
+class HasData(Protocol):
+    """A `Recording`, or one that runs."""
+
+    @property
+    def data(self) -> RecordingData:
+        """The tables of the recording."""
+        ...
+
+
+@contextmanager
+def graft(
+    model: nn.Module,
+    recording: HasData,
+    paths: str | Sequence[str] | Mapping[str, str],
+    *,
+    step: int | None = None,
+) -> Iterator[None]:
+    """Lets modules of a model return, in the block, what they returned in a recorded run.
+
+        with modtrace.graft(port, reference, ["blocks.3.attn"]):
+            logits = port(tokens)
+
+    If the difference to the other run is gone then, it came from these modules. The n-th call in the block returns the
+    tensors of the n-th call in the step. They are copies, on the device and in the dtype of what the module has
+    returned itself: it runs too, so that random numbers and buffers are those of a run without the graft. A gradient
+    passes to the module's own output unchanged. All modules return what they did before after the block, also if it
+    raises.
+
+    Args:
+        model: the model that runs in the block.
+        recording: a recording with whole tensors, as `record(model, values=modtrace.Capture(roles="output",
+            include="blocks.3.attn", tensors=True))` makes.
+        paths: the path of a module, or several; a dict of paths in `model` and paths in the recording, if it names them
+            otherwise.
+        step: the step of the recording; None if whole outputs of one step alone were kept.
+
+    Raises:
+        TypeError: `model` is not a module, `recording` is not a recording, or `paths` is something else.
+        ValueError: a path is not one of `model`, nothing of it was kept whole (`NothingRecordedError`), or tensors of
+            several steps were; in the block: a tensor has another shape than the recorded one.
+        MisuseError: in the block, if a module is called more often than it was in the step, again in a backward, or
+            returns a tensor that was not kept, or that is inside of an object.
+    """
+    with ExitStack() as replaced:
+        for path, there in _by_path(paths).items():
+            module = _module_at(model, path)
+            grafted = _GraftedModule(path, _Outputs(_data_of(recording), there, step))
+            replaced.enter_context(_forward_replaced(module, grafted))
+        yield
+
+
+@contextmanager
+def _forward_replaced(module: nn.Module, grafted: "_GraftedModule") -> Iterator[None]:
+    """Passes what the module's forward returns to `grafted`, before any hook, and so any recording, receives it."""
+    own, had_own = module.forward, "forward" in vars(module)
+
+    @functools.wraps(own)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return grafted(own(*args, **kwargs))
+
+    module.forward = forward
+    try:
+        yield
+    finally:
+        if had_own:
+            module.forward = own
+        else:
+            del module.forward
+
+
+def _by_path(paths: Any) -> Mapping[str, str]:
+    found = {paths: paths} if isinstance(paths, str) else paths
+    if isinstance(found, (list, tuple, set, frozenset)):
+        found = {path: path for path in found}
+    if not (
+        isinstance(found, Mapping)
+        and found
+        and all(isinstance(path, str) for path in (*found, *found.values()))
+    ):
+        raise TypeError(
+            f"graft(paths={paths!r}): give the path of a module, a list of paths, or a dict of them"
+        )
+    return found
+
+
+def _data_of(recording: Any) -> RecordingData:
+    data = getattr(recording, "data", None)
+    if data is None or not callable(getattr(data, "tensor", None)):
+        raise TypeError(
+            f"graft(recording=...): give a Recording, not a {type(recording).__name__}; "
+            "modtrace.open_recording(path) opens one"
+        )
+    kept: RecordingData = data
+    return kept
+
+
+def _module_at(model: Any, path: str) -> nn.Module:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"graft(model=...): give a torch.nn.Module, not a {type(model).__name__}")
+    modules = dict(model.named_modules(remove_duplicate=False))
+    if path not in modules:
+        raise ValueError(
+            f"graft(paths={path!r}): {type(model).__name__} has no such module.{did_you_mean(path, modules)}"
+        )
+    found: nn.Module = modules[path]
+    return found
+
+
+class _Outputs:
+    """The whole tensors that the calls of one module returned in one step."""
+
+    def __init__(self, data: RecordingData, path: str, step: int | None) -> None:
+        self._data, self._path = data, path
+        selected = select_values(data, Selection(path, OUTPUT, None, FORWARD, steps=step, kept=True))
+        values = PlacedValues(data=data, table=selected.table)
+        steps = np.unique(values.step).tolist()
+        if len(steps) > 1:
+            raise ValueError(
+                f"graft(paths={path!r}): whole outputs of {len(steps)} steps were kept: {first_few(steps)}. Give step=."
+            )
+        slots = [values.slots[code] for code in values.slot.tolist()]
+        places = zip(values.nth.tolist(), slots, strict=True)
+        #: By call and slot.
+        self._blobs = dict(zip(places, values.table["blob"].to_pylist(), strict=True))
+        self.calls: list[int] = sorted({call for call, _ in self._blobs})
+        self.step: int = steps[0]
+
+    def read(self, call: int, slot: str, like: torch.Tensor) -> torch.Tensor:
+        """Returns a recorded tensor, on the device and in the dtype of another one that has its shape."""
+        blob = self._blobs.get((call, slot))
+        if blob is None:
+            raise MisuseError(
+                f"graft: {self._path} returns a tensor at {slot or 'its output'} in call {call}, of which no whole "
+                f"tensor was kept in step {self.step}. Record it with modtrace.Capture(include={self._path!r}, "
+                "tensors=True)."
+            )
+        found = self._data.tensor(blob).to_torch()
+        if found.shape != like.shape:
+            raise ValueError(
+                f"graft: {self._path}{slot} has the shape {tuple(like.shape)} in call {call}, and the recorded one "
+                f"{tuple(found.shape)}. Give the model the inputs of the recorded run."
+            )
+        at_home: torch.Tensor = found.to(like.device, like.dtype)
+        return at_home
+
+
+class _GraftedModule:
+    """Puts recorded tensors in the place of a module's own."""
+
+    def __init__(self, path: str, outputs: _Outputs) -> None:
+        self._path, self._outputs = path, outputs
+        self._calls = 0
+
+    def __call__(self, output: Any) -> Any:
+        call = self._next_call()
+        with unseen():
+            own = [(slot, tensor) for slot, tensor, _ in find_slots(output) if tensor is not None]
+            recorded = {id(tensor): self._outputs.read(call, slot, tensor) for slot, tensor in own}
+        placed: dict[int, Any] = {}  # a tensor in two slots stays one
+
+        def place(tensor: torch.Tensor) -> Any:
+            if id(tensor) not in placed and id(tensor) in recorded:
+                placed[id(tensor)] = _put_in_place(tensor, recorded[id(tensor)])
+            return placed.get(id(tensor), tensor)
+
+        result = rmap_tensor(output, place)
+        left = [slot for slot, tensor in own if id(tensor) not in placed]
+        if left:
+            raise MisuseError(
+                f"graft: {self._path} returns tensors inside of an object, which cannot be replaced: "
+                f"{first_few(left)}. Give the paths of the modules inside that return them."
+            )
+        return result
+
+    def _next_call(self) -> int:
+        calls = self._outputs.calls
+        if graph_task_id() >= 0:  # a checkpoint runs it again
+            if len(calls) > 1:
+                raise MisuseError(
+                    f"graft: {self._path} runs again in a backward, and it was called {len(calls)} times in step "
+                    f"{self._outputs.step}: which call this repeats is not known. Turn checkpointing off."
+                )
+            return calls[0]
+        if self._calls >= len(calls):
+            raise MisuseError(
+                f"graft: {self._path} is called more often than in the recording, where step {self._outputs.step} has "
+                f"whole outputs of {count_of(len(calls), 'call')}. Leave the block before the next step."
+            )
+        self._calls += 1
+        return calls[self._calls - 1]
+
+
+class _PassGradient(torch.autograd.Function):
+    """Returns another tensor, and passes its gradient on to the one in whose place it is."""
+
+    @staticmethod
+    def forward(ctx: Any, own: torch.Tensor, recorded: torch.Tensor) -> torch.Tensor:
+        return recorded
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        return gradient, None
+
+
+def _put_in_place(own: torch.Tensor, recorded: torch.Tensor) -> Any:
+    return recorded if not own.requires_grad else _PassGradient.apply(own, recorded)  # type: ignore[no-untyped-call]
