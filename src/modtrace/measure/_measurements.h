@@ -89,8 +89,12 @@ static PyObject *make_measurement(
         PyObject_SetAttr(made, shared_names[NOTE], note) || PyObject_SetAttr(made, shared_names[START_NS], zero) ||
         PyObject_SetAttr(made, shared_names[EXTRA], Py_None) || PyObject_SetAttr(made, shared_names[REQUIRES_GRAD], Py_None))
         Py_CLEAR(made);
-    /* No cycle of references leads through it, and the garbage collector would visit thousands in each step. */
-    if (made != NULL) PyObject_GC_UnTrack(made);
+    /* No cycle of references leads through it or its shape, and the garbage collector would visit thousands in each
+       step. */
+    if (made != NULL) {
+        PyObject_GC_UnTrack(made);
+        PyObject_GC_UnTrack(shape);
+    }
     Py_XDECREF(zero);
     return made;
 }

@@ -22,7 +22,7 @@ _ALREADY_FREED = "already been freed"
 _HIDING_NODES = (
     "CopySlices",
 )  # the node of an in-place op on a view is inside this one, where Python cannot reach it
-_SavedVariable: type | tuple[()] = getattr(torch._C._autograd, "SavedTensor", ())
+_SavedVariable: Any = getattr(torch._C._autograd, "SavedTensor", ())
 
 
 #: The hooks that pack and unpack what autograd saves now (`saved_tensors_hooks`), or None; it takes 60 ns.

@@ -11,7 +11,7 @@ from ..log.listeners import Subscribers
 from ..log.segments import CallRef, Segment
 from ..log.thread_log import Backward, ThreadLog, ThreadLogs
 from .call_events import BackwardListener, CallEvents
-from .graph_walk import begins_at_leaf, root_nodes
+from .graph_walk import begins_at_leaf, collector_paused, root_nodes
 from .plan import NO_CHANGES, CallChanges, find_adding_nodes, find_calls, find_changes, read_graph
 
 #: A function that returns the log of the thread that made each of some nodes; None where it is not known.
@@ -69,7 +69,7 @@ class CallHooks:
                 placed = True
                 begins_here = False
                 self._learn_thread()
-                with self._subscribers.guard(None):
+                with self._subscribers.guard(None), collector_paused():
                     begins_here = self._place_hooks(roots, outputs, makers_of, listeners)
                 if begins_here:
                     self._move_on(grad_outputs)  # its hooks run already, so a new one would not

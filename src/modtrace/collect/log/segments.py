@@ -364,7 +364,9 @@ class Segment:
 
     def parents(self) -> list[int]:
         """Returns the parents of all calls that have begun; -1 for an outermost call."""
-        parents: list[int] = self.open_calls.parent if self.last_seq is None else self.structure().parent.tolist()
+        parents: list[int] = (
+            self.open_calls.parent if self.last_seq is None else self.structure().parent.tolist()
+        )
         return parents
 
 

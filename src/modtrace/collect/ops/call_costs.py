@@ -11,6 +11,9 @@ from .mode import ALLOCATED, LIVE_AFTER, LIVE_BEFORE
 from .rows import Columns, OpRows
 from .saved_memory import UNKNOWN
 
+#: Calls with their enclosing calls, by row; inner calls come before outer ones.
+_InnerFirst = Sequence[tuple[int, int]]
+
 
 class CallTable:
     """Maps call ids to rows of the batches that are written together, and calls to their enclosing calls."""
@@ -31,8 +34,8 @@ class CallTable:
         rows: Ints = np.where(self._sorted[at] == call_id, self._order[at], -1)
         return rows
 
-    def innermost_first(self) -> list[tuple[int, int]]:
-        """Returns every call with its enclosing call. Inner calls come before outer ones."""
+    def innermost_first(self) -> _InnerFirst:
+        """Returns every call that has an enclosing call in these batches."""
         order = np.argsort(-depths_of(self._parents), kind="stable").tolist()
         parents = self._parents.tolist()
         return [(row, parents[row]) for row in order if parents[row] >= 0]
@@ -65,10 +68,8 @@ def add_costs(calls: CallTable, ops: OpRows) -> None:
     sums.add("saved_bytes", charged[charged >= 0], np.maximum(kept, 0), kept == UNKNOWN)
     sums.mark_unknown("saved_bytes", rows[here & charges.is_unseen])
     peak = _Peaks(calls.size, rows[here], ops.events[here][:, [LIVE_BEFORE, LIVE_AFTER]])
-    for row, above in calls.innermost_first():
-        sums.hand_on(row, above)
-        peak.hand_on(row, above)
-    calls.add({**sums.columns(), "peak_bytes": peak.column()})
+    inner_first = calls.innermost_first()
+    calls.add({**sums.columns(inner_first), "peak_bytes": peak.column(inner_first)})
 
 
 class _Sums:
@@ -88,14 +89,16 @@ class _Sums:
         """Marks sums to which an unknown number is to be added."""
         self._unknown[name][rows] = True
 
-    def hand_on(self, row: int, above: int) -> None:
-        """Adds the sums of a call to those of its enclosing call."""
-        for name, sums in self._sums.items():
-            sums[above] += sums[row]
-            self._unknown[name][above] |= self._unknown[name][row]
+    def columns(self, inner_first: _InnerFirst) -> dict[str, Any]:
+        """Returns the sums, each with those of the calls inside."""
+        return {name: self._column(name, inner_first) for name in self._sums}
 
-    def columns(self) -> dict[str, Any]:
-        return {name: np.ma.masked_array(sums, self._unknown[name]) for name, sums in self._sums.items()}
+    def _column(self, name: str, inner_first: _InnerFirst) -> Any:
+        sums, unknown = self._sums[name].tolist(), self._unknown[name].tolist()  # numpy is slow one by one
+        for row, above in inner_first:
+            sums[above] += sums[row]
+            unknown[above] |= unknown[row]
+        return np.ma.masked_array(np.array(sums, np.int64), np.array(unknown, bool))
 
 
 class _Peaks:
@@ -108,10 +111,12 @@ class _Peaks:
         np.minimum.at(self._first, rows, np.arange(len(live)))
         self._before = np.append(live[:, 0], 0)
 
-    def hand_on(self, row: int, above: int) -> None:
-        self._most[above] = max(self._most[above], self._most[row])
-        self._first[above] = min(self._first[above], self._first[row])
-
-    def column(self) -> Any:
-        peak = self._most - self._before[self._first]
-        return np.ma.masked_array(np.maximum(peak, 0), self._most < 0)
+    def column(self, inner_first: _InnerFirst) -> Any:
+        """Returns the peaks, each with the calls inside."""
+        most, first = self._most.tolist(), self._first.tolist()
+        for row, above in inner_first:
+            most[above] = max(most[above], most[row])
+            first[above] = min(first[above], first[row])
+        highest = np.array(most, np.int64)
+        peak = highest - self._before[np.array(first, np.int64)]
+        return np.ma.masked_array(np.maximum(peak, 0), highest < 0)

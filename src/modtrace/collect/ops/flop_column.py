@@ -39,11 +39,15 @@ class OpFlops:
             [is_used and self._is_counted(known) for known, is_used in zip(schemas, used, strict=False)]
         )
         ops = np.flatnonzero(counted[schema])
+        known: dict[tuple[int, bytes, bytes], int] = {}
         for op, argument, (given, returned) in zip(
             ops.tolist(), found.argument[ops].tolist(), found.geometries_of(ops), strict=True
         ):
-            uses, outputs = ([geometries[at] for at in side.tolist()] for side in (given, returned))
-            flops[op] = self._one(found.arguments[argument], uses, outputs)
+            key = argument, given.tobytes(), returned.tobytes()
+            if key not in known:
+                uses, outputs = ([geometries[at] for at in side.tolist()] for side in (given, returned))
+                known[key] = self._one(found.arguments[argument], uses, outputs)
+            flops[op] = known[key]
         return flops
 
     def _one(self, arguments: Arguments, uses: Sequence[Geometry], outputs: Sequence[Geometry]) -> int:

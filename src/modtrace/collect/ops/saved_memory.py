@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from ...torch_internals.dynamo import is_compiled_function
-from ..backward.graph_walk import root_nodes
+from ..backward.graph_walk import collector_paused, root_nodes
 from ..log.listeners import Listener
 from ..log.nesting import Ints
 from ..log.thread_log import Backward, ThreadLog
@@ -70,7 +70,8 @@ class SavedMemoryFinder(Listener):
         if self._has_failed or not self._is_wanted():
             return
         try:
-            self._read_graph(backward, backward.outputs)
+            with collector_paused():
+                self._read_graph(backward, backward.outputs)
         except Exception as error:
             self._has_failed = True
             self._failed(error, "what a graph keeps for backward")

@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import datetime, timezone
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,7 @@ def _command() -> tuple[str, ...]:
     return tuple(sys.argv)
 
 
+@cache  # reading it takes 2 ms
 def _own_version() -> str:
     try:
         return metadata.version("modtrace")

@@ -147,6 +147,7 @@ static int refuse(PyObject *stored) {
 static int attach(Storages *self, Storage *storage, PyObject *stored) {
     storage->ref = PyWeakref_NewRef(stored, NULL);
     if (storage->ref == NULL) return refuse(stored);
+    PyObject_GC_UnTrack(storage->ref); /* it calls nothing, and the collector would visit thousands in each step */
     StorageLife *life = PyObject_New(StorageLife, self->type);
     if (life == NULL) return -1;
     life->owner = self;

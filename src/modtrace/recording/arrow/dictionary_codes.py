@@ -13,6 +13,8 @@ import pyarrow as pa
 from ..schema import schema
 from .arrays import absent_column, from_numpy, from_strings
 
+_NONE = from_strings([])  # a recording has a hundred of them, most of which stay empty
+
 
 class TableDictionaries:
     """The dictionaries of one table's columns, from strings to codes."""
@@ -67,7 +69,7 @@ class _Dictionary:
         self.is_nullable = column.nullable
         self._codes: dict[Any, int] = {}
         self._code_type = column.type.index_type
-        self._array = from_strings([])  # all strings, as an array that is made on request
+        self._array = _NONE  # all strings, as an array that is made on request
 
     def __len__(self) -> int:
         return len(self._codes)
