@@ -53,19 +53,29 @@ static inline void end_arithmetic(unsigned before) {
 #define RESTRICT restrict
 #endif
 
-FOR_EVERY_CPU static void from_bfloat16(const uint16_t *source, ptrdiff_t count, uint32_t *bits) {
-    for (ptrdiff_t i = 0; i < count; i++) bits[i] = (uint32_t)source[i] << 16;
+#if defined(__GNUC__)
+#define ALWAYS_INLINED inline __attribute__((always_inline))
+#else
+#define ALWAYS_INLINED inline
+#endif
+
+static ALWAYS_INLINED uint32_t bits_of_bfloat16(uint16_t number) { return (uint32_t)number << 16; }
+
+/* Rebiases the exponent by a multiplication, which also converts subnormals; that of NaN and infinity is corrected. There
+   is no branch, which would keep compilers from vectorising: without vectors it takes ten times as long. */
+static ALWAYS_INLINED uint32_t bits_of_float16(uint16_t number) {
+    uint32_t magnitude = (uint32_t)(number & 0x7FFF) << 13, sign = (uint32_t)(number & 0x8000) << 16, rebiased;
+    float value;
+    memcpy(&value, &magnitude, sizeof value);
+    value *= 0x1p112f;
+    memcpy(&rebiased, &value, sizeof rebiased);
+    return rebiased | (magnitude >= 0x0F800000 ? 0x7F800000 : 0) | sign;
 }
 
-/* Rebiases exponents by a multiplication, which also converts subnormals; NaN and infinity are corrected afterwards. */
+FOR_EVERY_CPU static void from_bfloat16(const uint16_t *source, ptrdiff_t count, uint32_t *bits) {
+    for (ptrdiff_t i = 0; i < count; i++) bits[i] = bits_of_bfloat16(source[i]);
+}
+
 FOR_EVERY_CPU static void from_float16(const uint16_t *source, ptrdiff_t count, uint32_t *bits) {
-    for (ptrdiff_t i = 0; i < count; i++) {
-        uint32_t magnitude = (uint32_t)(source[i] & 0x7FFF) << 13, sign = (uint32_t)(source[i] & 0x8000) << 16;
-        float value;
-        memcpy(&value, &magnitude, sizeof value);
-        value *= 0x1p112f;
-        uint32_t rebiased;
-        memcpy(&rebiased, &value, sizeof rebiased);
-        bits[i] = (magnitude >= 0x0F800000 ? magnitude | 0x7F800000 : rebiased) | sign;
-    }
+    for (ptrdiff_t i = 0; i < count; i++) bits[i] = bits_of_float16(source[i]);
 }

@@ -34,8 +34,18 @@ static inline void fetch(const void *source, Py_ssize_t size_bytes) {
 #endif
 }
 
+static ALWAYS_INLINED float read_number(const void *source, Py_ssize_t at, int kind) {
+    if (kind == FLOAT32) return ((const float *)source)[at];
+    uint16_t half = ((const uint16_t *)source)[at];
+    uint32_t bits = kind == BFLOAT16 ? bits_of_bfloat16(half) : bits_of_float16(half);
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
 /* Measures whole blocks of finite numbers of medium size. The result itself shows whether they were. */
-FOR_EVERY_CPU static Piece sum_float32(const float *source, Py_ssize_t blocks) {
+static ALWAYS_INLINED Piece sum_blocks(const void *source, Py_ssize_t blocks, int kind) {
+    int number_bytes = kind == FLOAT32 ? 4 : 2;
     float low[LANES], high[LANES];
     double sums[LANES], squares[LANES];
     for (int j = 0; j < LANES; j++) {
@@ -43,12 +53,12 @@ FOR_EVERY_CPU static Piece sum_float32(const float *source, Py_ssize_t blocks) {
         high[j] = -INFINITY;
         sums[j] = squares[j] = 0;
     }
-    for (Py_ssize_t block = 0; block < blocks; block++, source += BLOCK) {
+    for (Py_ssize_t block = 0; block < blocks; block++, source = (const char *)source + BLOCK * number_bytes) {
         float sum[LANES] = {0}, square[LANES] = {0};
-        fetch(source, BLOCK * sizeof *source);
+        fetch(source, BLOCK * number_bytes);
         for (int i = 0; i < BLOCK; i += LANES)
             for (int j = 0; j < LANES; j++) {
-                float value = source[i + j];
+                float value = read_number(source, i + j, kind);
                 low[j] = value < low[j] ? value : low[j];
                 high[j] = value > high[j] ? value : high[j];
                 sum[j] += value;
@@ -68,6 +78,10 @@ FOR_EVERY_CPU static Piece sum_float32(const float *source, Py_ssize_t blocks) {
     }
     return found;
 }
+
+FOR_EVERY_CPU static Piece sum_float32(const void *source, Py_ssize_t blocks) { return sum_blocks(source, blocks, FLOAT32); }
+FOR_EVERY_CPU static Piece sum_bfloat16(const void *source, Py_ssize_t blocks) { return sum_blocks(source, blocks, BFLOAT16); }
+FOR_EVERY_CPU static Piece sum_float16(const void *source, Py_ssize_t blocks) { return sum_blocks(source, blocks, FLOAT16); }
 
 /* Measures any number of float64. A NaN is in the sums, but in neither low nor high, because it compares as false. */
 FOR_EVERY_CPU static Piece sum_float64(const double *source, Py_ssize_t count) {
@@ -135,13 +149,26 @@ static void measure_float64(const double *source, Py_ssize_t count, Statistics *
     }
 }
 
-/* Measures float32 of any size in float64. */
+/* Measures numbers of any size in float64. */
 FOR_EVERY_CPU static void measure_widened(const float *source, Py_ssize_t count, Statistics *into) {
     double wide[WIDE_PIECE];
-    for (; count > 0; source += WIDE_PIECE, count -= WIDE_PIECE) {
-        Py_ssize_t size = count < WIDE_PIECE ? count : WIDE_PIECE;
-        for (Py_ssize_t i = 0; i < size; i++) wide[i] = source[i];
-        measure_float64(wide, size, into);
+    for (Py_ssize_t i = 0; i < count; i++) wide[i] = source[i];
+    measure_float64(wide, count, into);
+}
+
+static void measure_slowly(const void *source, Py_ssize_t count, int kind, Statistics *into) {
+    union {
+        uint32_t bits[WIDE_PIECE];
+        float values[WIDE_PIECE];
+    } wide;
+    for (Py_ssize_t at = 0; at < count; at += WIDE_PIECE) {
+        Py_ssize_t size = count - at < WIDE_PIECE ? count - at : WIDE_PIECE;
+        const float *values = (const float *)source + at;
+        if (kind != FLOAT32) {
+            (kind == BFLOAT16 ? from_bfloat16 : from_float16)((const uint16_t *)source + at, size, wide.bits);
+            values = wide.values;
+        }
+        measure_widened(values, size, into);
     }
 }
 
@@ -150,36 +177,18 @@ static int is_middling(const Piece *piece) {
     return !isnan(piece->sum) && (magnitude == 0 || (SMALLEST <= magnitude && magnitude <= LARGEST));
 }
 
-static void measure_piece(const float *source, Py_ssize_t size, Statistics *into) {
-    Py_ssize_t whole = size - size % BLOCK;
-    if (whole > 0) {
-        Piece piece = sum_float32(source, whole / BLOCK);
-        if (is_middling(&piece))
-            add(into, &piece);
-        else
-            measure_widened(source, whole, into);
-    }
-    if (whole < size) measure_widened(source + whole, size - whole, into);
-}
-
-static void measure_float32(const float *source, Py_ssize_t count, Statistics *into) {
-    for (; count > 0; source += PIECE, count -= PIECE)
-        measure_piece(source, count < PIECE ? count : PIECE, into);
-}
-
-static void measure_halves(const uint16_t *source, Py_ssize_t count, int kind, Statistics *into) {
-    union {
-        uint32_t bits[PIECE];
-        float values[PIECE];
-    } wide;
-    for (; count > 0; source += PIECE, count -= PIECE) {
-        Py_ssize_t size = count < PIECE ? count : PIECE;
-        for (Py_ssize_t at = 0; at < size; at += BLOCK) {
-            Py_ssize_t some = size - at < BLOCK ? size - at : BLOCK;
-            fetch(source + at, some * sizeof *source);
-            (kind == BFLOAT16 ? from_bfloat16 : from_float16)(source + at, some, wide.bits + at);
+static void measure_singles(const void *source, Py_ssize_t count, int kind, Statistics *into) {
+    Piece (*sum)(const void *, Py_ssize_t) = kind == FLOAT32 ? sum_float32 : kind == BFLOAT16 ? sum_bfloat16 : sum_float16;
+    int number_bytes = kind == FLOAT32 ? 4 : 2;
+    const char *next = source;
+    for (; count > 0; next += PIECE * number_bytes, count -= PIECE) {
+        Py_ssize_t size = count < PIECE ? count : PIECE, whole = size - size % BLOCK;
+        if (whole > 0) {
+            Piece piece = sum(next, whole / BLOCK);
+            if (is_middling(&piece)) add(into, &piece);
+            else measure_slowly(next, whole, kind, into);
         }
-        measure_piece(wide.values, size, into);
+        measure_slowly(next + whole * number_bytes, size - whole, kind, into);
     }
 }
 
@@ -210,12 +219,10 @@ void finish(Statistics *found, double count, double repeats) {
 }
 
 NEVER_INLINED static void measure(const void *source, Py_ssize_t count, int kind, Statistics *found) {
-    if (kind == FLOAT32)
-        measure_float32(source, count, found);
-    else if (kind == FLOAT64)
+    if (kind == FLOAT64)
         measure_float64(source, count, found);
     else
-        measure_halves(source, count, kind, found);
+        measure_singles(source, count, kind, found);
 }
 
 /* float32 squares of small numbers underflow, which takes hundreds of cycles each unless it flushes to zero; it changes
