@@ -12,7 +12,7 @@ from ...torch_internals.deep_graphs import cut_below, is_cut_below, is_cut_betwe
 from ...torch_internals.modes import DisableTorchFunction
 from ...torch_internals.tensors import base_of, grad_fn_of
 from ...torch_internals.transforms import is_functorch_tensor
-from ..log.segments import CallRef
+from ..log.segments import Segment
 
 #: The next edges of a node: for each, the node (or None) and the number of its output.
 Edges = tuple[tuple[Any, int], ...]
@@ -105,21 +105,25 @@ def edges_to_written_bases(node: Any) -> Iterator[tuple[Any, int]]:
         yield from ((below, output_nr) for below, output_nr in node.next_functions if below is not None)
 
 
-def base_made_in(call: CallRef, tensor: torch.Tensor) -> torch.Tensor | None:
-    """Returns the base of a view that the call returns, if the gradient of the view is that of the whole base.
+def base_made_in(segment: Segment, first_seq: int, tensor: torch.Tensor) -> torch.Tensor | None:
+    """Returns the base of a view that a call returns, if the gradient of the view is that of the whole base.
 
     An in-place ReLU may come next. Then the view's own node leaves the graph, and the gradient goes to the node of the
     base. Linear returns a view for inputs of three and more dimensions (torch 2.13). The result is None unless the call
     made the base and the base is no larger than the view.
+
+    Args:
+        segment: the segment of the call.
+        first_seq: the number of the first node that could be made in the call.
     """
     base = base_of(tensor)
     if base is None or base.numel() != tensor.numel() or base.dtype != tensor.dtype:
         return None
-    node, segment = node_of(base), call.segment
+    node = node_of(base)
     if node is None or not (base.is_contiguous() and tensor.is_contiguous()):
         return None
-    made_in = segment.call_at(node._sequence_nr()) if segment.has_made(node._sequence_nr()) else None
-    return None if made_in is None or made_in.index < call.index else base
+    number = node._sequence_nr()
+    return base if first_seq <= number and segment.has_made(number) else None
 
 
 def will_run(node: Any) -> bool:

@@ -62,11 +62,12 @@ def depths_of(parent: Ints) -> Ints:
 class OpenCalls:
     """The nesting of the calls of a running segment. Each event is read once, however often `follow` is called."""
 
-    __slots__ = ("after", "children", "context", "innermost", "parent")
+    __slots__ = ("after", "children", "context", "entered", "innermost", "parent")
 
     def __init__(self) -> None:
         self.after: list[int] = []  # by event, the call that runs after it; -1 for none
         self.context: list[int] = []  # by call, the number of its context
+        self.entered: list[int] = []  # by call, the event with which it began
         self.parent: list[int] = []  # by call, its parent
         self.children: list[list[int]] = []  # by call, its children
         self.innermost = -1  # the innermost open call; -1 for none
@@ -75,6 +76,7 @@ class OpenCalls:
         """Reads the events that were appended since the last call."""
         for event in contexts[len(self.after) :]:
             if event >= 0:
+                self.entered.append(len(self.after))
                 self.parent.append(self.innermost)
                 self.children.append([])
                 if self.innermost >= 0:

@@ -51,6 +51,11 @@ class CallRef(NamedTuple):
         return None if above < 0 else CallRef(self.segment, above)
 
     @property
+    def first_seq(self) -> int:
+        """The number of the first autograd node that could be made in the call."""
+        return int(self.segment.seqs[self.segment.enter_event(self.index)])
+
+    @property
     def counted_as(self) -> int:
         """A key that all calls of the same module share."""
         return self.named.module_id
@@ -287,13 +292,17 @@ class Segment:
         indices = np.where(events < 0, -1, self.structure().scope_after[np.maximum(events, 0)])
         return np.where(indices < 0, -1, self.first_id + indices)
 
+    def enter_event(self, index: int) -> int:
+        """Returns the event with which the call `index` began."""
+        return (
+            self.open_calls.entered[index]
+            if self.last_seq is None
+            else int(self.structure().enter_event[index])
+        )
+
     def context_of(self, index: int) -> CallContext:
         """Returns the context of the call `index`."""
-        if self.last_seq is None:
-            number = self.open_calls.context[index]
-        else:
-            number = int(self.contexts[int(self.structure().enter_event[index])])
-        context: CallContext = self.log.all_contexts[number]
+        context: CallContext = self.log.all_contexts[int(self.contexts[self.enter_event(index)])]
         return context
 
     def contexts_of_calls(self) -> list[int]:

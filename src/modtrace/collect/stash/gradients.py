@@ -131,7 +131,7 @@ class OutputGradients(Listener):
             if watch is None:
                 return None
             place = places.setdefault(watch, len(places))
-            base = base_made_in(call, tensor)  # the base may be written to later
+            base = base_made_in(call.segment, call.first_seq, tensor)  # the base may be written to later
             base_watch = None if base is None else self._watch(base)
             if base_watch is not None:
                 bases[place] = base_watch, tensor.shape

@@ -68,8 +68,11 @@ class SeenCall:
         """Returns the base of a view that the call returns; see `base_made_in`."""
         if self.grad_mark & ROLE_CODES != ROLE_CODE[GRAD_OUTPUT] or base_of(tensor) is None:
             return None
-        call = self.measured.segment.call_after(self.event - 1)  # the call that has just ended
-        return None if call is None else base_made_in(call, tensor)
+        segment, before = self.measured.segment, self.event - 1
+        if segment.contexts[before] >= 0:  # no call inside of the one that has just ended
+            return base_made_in(segment, segment.seqs[before], tensor)
+        call = segment.call_after(before)
+        return None if call is None else base_made_in(segment, call.first_seq, tensor)
 
 
 def name_of_tensor(path: str, mark: int, slot: str) -> str:
