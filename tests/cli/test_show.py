@@ -157,6 +157,23 @@ def test_models_that_other_steps_call_are_named_with_a_step_that_shows_them(
     assert str(rec.module_tree()).count("other steps call Sequential: module_tree(step=4)") == 1
 
 
+def test_steps_between_that_call_other_modules_are_named() -> None:
+    """A discriminator and a generator that take turns: each kind of step has its own tree."""
+    generator, discriminator = nn.Linear(2, 4), nn.Linear(4, 1)
+    optimizers = [torch.optim.SGD(model.parameters(), 0.1) for model in (generator, discriminator)]
+    with modtrace.record([generator, discriminator], values=None) as rec:
+        for turn in range(12):
+            optimizer = optimizers[turn % 2]
+            for _ in range(1 + turn % 2):
+                discriminator(generator(torch.ones(3, 2))).sum().backward()
+            optimizer.step()
+    tree = rec.module_tree()
+    steps, unlike = tree.step.sample.steps, tree.unlike
+    assert (steps, unlike) == ((3, 5, 7, 9, 11), (4, 6, 8, 10))
+    assert "4 training steps between them call other modules or optimizers: module_tree(step=10)" in str(tree)
+    assert "other modules" not in str(rec.module_tree(step=10))
+
+
 def test_values_are_those_of_the_first_bad_step_and_times_are_medians(
     command: Command, recordings: Recordings
 ) -> None:

@@ -73,6 +73,7 @@ def test_tree_is_nested_json_with_times_in_nanoseconds() -> None:
         "outside_ns": 400,
         "outside_share": 0.4,
         "elsewhere": {},
+        "unlike": [],
         "outliers": [],
         "cycles": {
             "cycles": 1,

@@ -90,6 +90,8 @@ class ModuleTree(ByPhase[PhaseTimes]):
     outside_share: float | None = None
     #: Models with parameters that these steps do not call, each with the newest step that does.
     elsewhere: Mapping[str, int] = field(default_factory=dict)
+    #: Of several steps, the training steps between them that call other modules from outside, or optimizers.
+    unlike: tuple[int, ...] = ()
     outliers: tuple[Outlier, ...] = ()  # steps that took at least twice the median
     backward_recorded: bool  # whether the recording has backward calls, or was to have them
     ops_recorded: bool = False  # whether ops were to be recorded, which slows the calls
@@ -149,6 +151,7 @@ def build_module_tree(
         outside_ns=find_median(outside_ns),
         outside_share=find_median_share(outside_ns, on_clock.duration_ns),
         elsewhere={} if step is not None else _find_elsewhere(table, placer, roots),
+        unlike=tuple(run.find_unlike(chosen.numbers).tolist()) if len(chosen.numbers) > 1 else (),
         outliers=_find_outliers(roots, of_phases[OPTIMIZER], outside_ns, on_clock),
         backward_recorded=bool(options.get("backward_times") or options.get("ops"))
         or PHASES.index(BACKWARD) in phase_codes(table["phase"]),

@@ -95,6 +95,13 @@ class SampledSteps(IndexedTables):
         last = kinds[np.flatnonzero(is_alike)[-1:]]  # of patterns that are as frequent, the newest
         return np.asarray(known[np.isin(kinds, last)][-MOST_STEPS:])
 
+    def find_unlike(self, steps: Column) -> Column:
+        """Returns the training steps between alike ones that called other modules from outside, or optimizers."""
+        between = self.training[(self.training > steps[0]) & (self.training < steps[-1])][-_SEARCHED_STEPS:]
+        compared = np.append(between, steps[-1])
+        known, kinds = self._know(compared, self.find_kinds(compared))
+        return np.asarray(known[kinds != kinds[-1:]])
+
     @staticmethod
     def _know(steps: Column, kinds: Column) -> tuple[Column, Column]:
         """Returns the steps with calls, and their kinds.

@@ -41,6 +41,9 @@ SORT_KEYS: tuple[SortKey, ...] = get_args(SortKey)
 #: The largest number of models of other steps that are named.
 _MOST_MODELS = 4
 
+#: Fewer training steps that call something else are not named: the last one of an epoch may be cut off.
+_LEAST_UNLIKE = 3
+
 #: The largest number of findings above the tree.
 _MOST_FINDINGS = 3
 
@@ -134,7 +137,7 @@ def _headline(tree: ModuleTree, run: str | None) -> list[Text]:
         *describe_head(
             tree.command, tree.step, tree.marks, missing=missing, cycle=cycle, outliers=tree.outliers
         ),
-        *_describe_elsewhere(tree, run),
+        *_describe_other_steps(tree, run),
         *_describe_nonfinite_steps(tree, run),
         *describe_notes(tree.notes),
     ]
@@ -154,20 +157,24 @@ def _describe_cycles(cycles: CycleSummary) -> str:
         texts.pop()
 
 
-def _describe_elsewhere(tree: ModuleTree, run: str | None) -> Iterator[Text]:
-    """Yields a line on models that other steps call, with a step that shows most of them."""
-    if not tree.elsewhere:
+def _describe_other_steps(tree: ModuleTree, run: str | None) -> Iterator[Text]:
+    """Yields a line on what other steps call, with a step that shows most of it."""
+    if tree.elsewhere:
+        step = Counter(tree.elsewhere.values()).most_common(1)[0][0]
+        names = [name for name, newest in tree.elsewhere.items() if newest == step]
+        others = len(tree.elsewhere) - len(names)
+        what = f"other steps call {first_few(names, _MOST_MODELS)}{f' (and {others} in others)' if others else ''}"
+    elif len(tree.unlike) >= _LEAST_UNLIKE:
+        step = tree.unlike[-1]
+        what = f"{len(tree.unlike)} training steps between them call other modules or optimizers"
+    else:
         return
-    step = Counter(tree.elsewhere.values()).most_common(1)[0][0]
     how = (
         f"module_tree(step={step})"
         if run is None
         else shlex.join(["modtrace", "show", run, "--step", str(step)])
     )
-    names = [name for name, newest in tree.elsewhere.items() if newest == step]
-    others = len(tree.elsewhere) - len(names)
-    more = f" (and {others} in others)" if others else ""
-    yield Text(f"other steps call {first_few(names, _MOST_MODELS)}{more}: {how}", "yellow")
+    yield Text(f"{what}: {how}", "yellow")
 
 
 def _describe_nonfinite_steps(tree: ModuleTree, run: str | None) -> Iterator[Text]:
