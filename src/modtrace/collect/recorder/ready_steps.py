@@ -13,8 +13,8 @@ from ..values.recorder import ValueRecorder
 from .row_writer import RowWriter, free_step
 from .step_memory import StepMemory
 
-#: This many device events take as much memory as one measurement.
-_EVENTS_OF_SAMPLE = 8
+#: This many device events, or ops that nothing measures (208 bytes each), take as much memory as one measurement.
+_EVENTS_OF_SAMPLE, _OPS_OF_SAMPLE = 8, 3
 
 
 class ReadySteps:
@@ -79,7 +79,9 @@ class ReadySteps:
         if step.number in self._selected:
             self.steps.append(step)
             self.samples += sum(len(measured.sites) // measured.width for measured in step.values)
-            self.samples += sum(len(batch) for batch in step.ops)
+            self.samples += sum(
+                len(batch) // (_OPS_OF_SAMPLE if batch.measured is None else 1) for batch in step.ops
+            )
             self.samples += count_device_events(step) // _EVENTS_OF_SAMPLE
         else:
             free_step(step)
