@@ -55,7 +55,7 @@ def find_in_graph(
 
 def _layout_of(value: Any, names: list[str]) -> str:
     kind = type(value)
-    if isinstance(value, (tuple, list, dict)) or dataclasses.is_dataclass(kind):
+    if isinstance(value, (tuple, list, dict)) or _is_dataclass(kind):
         return SEPARATOR.join([f"{kind.__module__}:{kind.__qualname__}", *names])
     return OTHER
 
@@ -71,9 +71,14 @@ def _parts_of(value: Any) -> list[tuple[str, Any]]:
     if isinstance(value, (tuple, list)):
         names = getattr(type(value), "_fields", None)
         return [(f"[{at}]" if names is None else f".{names[at]}", part) for at, part in enumerate(value)]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    if _is_dataclass(type(value)):
         return [(f".{field.name}", getattr(value, field.name, None)) for field in dataclasses.fields(value)]
     return []
+
+
+def _is_dataclass(kind: type) -> bool:
+    """Returns whether a class is a dataclass. Dynamo of torch 2.11 cannot trace `hasattr` of classes such as None's."""
+    return getattr(kind, "__dataclass_fields__", None) is not None
 
 
 def with_fresh(value: Any, fresh: Iterator[torch.Tensor]) -> Any:
