@@ -1,4 +1,4 @@
-"""Wraps torch's modes, which see operators and functions, and the tracer of `torch.jit.trace`."""
+"""Wraps torch's modes, which see operators and functions, and the tracers of `torch.jit.trace` and `torch.export`."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -14,6 +14,12 @@ DisableTorchFunction: Any = torch._C.DisableTorchFunction
 
 #: Returns the trace of a running `torch.jit.trace`, which would include the reading of a shape.
 tracing_state: Callable[[], Any] = torch._C._get_tracing_state
+
+#: Returns whether `torch.export` traces, also in code that Dynamo traces: there torch 2.11 takes its own function to be
+#: true whatever traces. To read the flag adds a guard.
+is_exporting: Callable[[], bool] = (
+    torch.compiler.is_exporting if torch.__version__ >= "2.13" else lambda: torch.compiler._is_exporting_flag
+)
 
 #: Returns the number of function modes that would see an attribute of a tensor being read, in 30 ns.
 has_function_modes: Callable[[], int] = torch._C._len_torch_function_stack

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ...torch_internals.dynamo import is_compile_wrapper, is_dynamo_compiling, keep_out_of_dynamo
-from ...torch_internals.modes import tracing_state, unseen
+from ...torch_internals.modes import is_exporting, tracing_state, unseen
 from ...torch_internals.module_copies import leave_out_of_copies
 from ..names.walk import named_modules
 from ..names.wrappers import COMPILED_PART
@@ -181,7 +181,7 @@ def _install(session: Session, index: int, module: nn.Module, stack: ExitStack) 
 def _is_traced_without_hooks() -> bool:
     """Returns whether something other than Dynamo traces the call for a compiler, or exports the model."""
     if is_dynamo_compiling():
-        return torch.compiler.is_exporting()
+        return is_exporting()
     return torch.compiler.is_compiling() or tracing_state() is not None
 
 

@@ -22,7 +22,7 @@ from ...torch_internals.dynamo import (
     make_effectful_op,
     never_recomputed,
 )
-from ...torch_internals.modes import unseen
+from ...torch_internals.modes import is_exporting, unseen
 from ...torch_internals.module_copies import leave_out_of_copies
 from ...torch_internals.tensors import hook_first, version_of
 from ...torch_internals.transforms import is_batched_tensor
@@ -107,7 +107,7 @@ class _Hook:
         self.place = place
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
-        if not is_dynamo_compiling() or torch.compiler.is_exporting():
+        if not is_dynamo_compiling() or is_exporting():
             return None
         if is_in_body(_report_left_out):
             return None
