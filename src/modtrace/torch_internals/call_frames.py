@@ -147,10 +147,11 @@ def find_pipeline_chunk(start: FrameType | None) -> PipelineChunk | None:
 
 
 #: The methods in which torch runs the module of a stage, and the local with the micro-batch; None where it runs the
-#: module only to learn the shapes that the stages hand on (2.13).
+#: module only to learn the shapes that the stages hand on (2.13, and under another name 2.11).
 _STAGE_METHODS = {
     "forward_one_chunk": "fwd_chunk_id",
     "_forward_metadata_inference": None,
+    "_shape_inference": None,
 }
 
 

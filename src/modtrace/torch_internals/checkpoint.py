@@ -69,16 +69,25 @@ def held_by_checkpoint(region: Any) -> tuple[list[Any], bool]:
     random generators is not included.
 
     Raises:
-        AttributeError: this version of torch (unlike 2.13) keeps these elsewhere.
+        AttributeError: this version of torch (unlike 2.11 and 2.13) keeps these elsewhere.
     """
     again = region.recompute_fn
-    held = [*region.saved_args, _captured(again, "kwargs"), *bound_arguments(_captured(again, "fn"))]
+    held = [*_saved_arguments(region), _captured(again, "kwargs"), *bound_arguments(_captured(again, "fn"))]
     held += [tensor for tensors in region.recomputed.values() for tensor in tensors.values()]
     context = _captured(again, "recompute_context")
     if isinstance(context, _SelectiveContext):
         wrapped = tree_leaves(list(context.storage.values()))
         return held + [getattr(wrapper, "val", None) for wrapper in wrapped], False
     return held, not isinstance(context, nullcontext)
+
+
+def _saved_arguments(region: Any) -> list[Any]:
+    """Returns the arguments of a region: tensors as saved variables, and the others in lists and dicts."""
+    if hasattr(region, "saved_args"):
+        return list(region.saved_args)
+    # Torch 2.11 has a Function save them, after an empty tensor of its own and with the keyword arguments.
+    node = region.input_saver.grad_fn
+    return [*node._raw_saved_tensors[1:], _captured(node.get_args, "args")]
 
 
 def bound_arguments(function: Any) -> list[Any]:

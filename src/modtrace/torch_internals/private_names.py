@@ -33,8 +33,8 @@ _GRAPH_CAPTURES = "captures of CUDA graphs end when rows are read from the GPU"
 _CONJUGATES = "statistics of conjugate tensors in torch.func transforms"
 
 #: What is lost without each name: of a module, class or function of torch, an attribute, or a name in the code of a
-#: function. Checked on torch 2.13.0 and 2.14.1 (CPU), which have all of them; those of compiler_caches.py only on
-#: 2.13.0.
+#: function. Checked on torch 2.11.0, 2.13.0 and 2.14.1 (CPU), which have all of them but for `_RENAMED`; those of
+#: compiler_caches.py only on 2.11.0 and 2.13.0.
 PRIVATE_NAMES: Mapping[str, str] = {
     # autograd.py
     "torch.autograd._get_sequence_nr": "attribution of backward: nothing can be recorded",
@@ -54,6 +54,7 @@ PRIVATE_NAMES: Mapping[str, str] = {
     "torch.optim.Optimizer.profile_hook_step.wrapper": "the end of an optimizer's step that raises",
     "torch.distributed.pipelining.stage._PipelineStageBase.forward_one_chunk.fwd_chunk_id": _STAGES,
     "torch.distributed.pipelining.PipelineStage._forward_metadata_inference": "shape inference would be a step",
+    "torch.distributed.pipelining.PipelineStage._shape_inference": "the same",
     # checkpoint.py
     "torch.utils.checkpoint._checkpoint_hook": _REGIONS,
     "torch.utils.checkpoint._checkpoint_hook.__init__.unpack_hook": _REGIONS,
@@ -64,6 +65,7 @@ PRIVATE_NAMES: Mapping[str, str] = {
     "torch.utils.checkpoint.CheckpointFunction.forward.run_function": _MEMORY,
     "torch.utils.checkpoint._CheckpointFrame.__init__.recompute_fn": _MEMORY,
     "torch.utils.checkpoint._CheckpointFrame.__init__.saved_args": _MEMORY,
+    "torch.utils.checkpoint._CheckpointFrame.__init__.input_saver": _MEMORY,
     "torch.utils.checkpoint._CheckpointFrame.__init__.recomputed": _MEMORY,
     "torch.utils.checkpoint._checkpoint_without_reentrant_generator.fn": _MEMORY,
     "torch.utils.checkpoint._checkpoint_without_reentrant_generator.kwargs": _MEMORY,
@@ -123,7 +125,7 @@ PRIVATE_NAMES: Mapping[str, str] = {
     "torch.jit._recursive.create_script_module": "scripting a model while hooks are on it",
     # unseen_steps.py
     "torch._dynamo.eval_frame.set_eval_frame": _STOPS,
-    "torch._dynamo.eval_frame._TorchDynamoContext.__call__.saved_include_set": _STOPS,
+    "torch._dynamo.eval_frame._TorchDynamoContext.__call__.cleanups": _STOPS,
     "torch._dynamo.eval_frame._TorchDynamoContext.__call__.fn": _STOPS,
     "torch._dynamo.eval_frame._TorchDynamoContext.__call__.args": _STOPS,
     "torch._dynamo.eval_frame._TorchDynamoContext.__call__.kwargs": _STOPS,
@@ -153,6 +155,7 @@ PRIVATE_NAMES: Mapping[str, str] = {
     "torch.cuda.is_current_stream_capturing": "what is measured while a CUDA graph is captured would be wrong",
     # modes.py
     "torch.utils._python_dispatch.TorchDispatchMode": _OPS,
+    "torch.compiler._is_exporting_flag": _KEPT,
     f"{_MODE}.supports_higher_order_operators": "recording models with higher-order ops",
     f"{_MODE}.ignore_compile_internals": "what is compiled would run uncompiled while ops are recorded",
     f"{_MODE}._should_skip_dynamo": "1.3 us an op, and a second to import torch's compiler",
@@ -236,6 +239,20 @@ PRIVATE_NAMES: Mapping[str, str] = {
 }
 
 
+#: The names that torch 2.11 has, and those that 2.13 has in their place.
+_RENAMED = {
+    "torch.distributed.pipelining.PipelineStage._shape_inference": (
+        "torch.distributed.pipelining.PipelineStage._forward_metadata_inference"
+    ),
+    "torch.utils.checkpoint._CheckpointFrame.__init__.input_saver": (
+        "torch.utils.checkpoint._CheckpointFrame.__init__.saved_args"
+    ),
+}
+_OTHER_NAMES = _RENAMED | {newer: older for older, newer in _RENAMED.items()}
+
+#: What torch 2.11 neither has nor needs: it traces each call of a nested compile region by itself.
+_NOT_IN_OLDEST = {"torch._dynamo.variables.invoke_subgraph.save_reuse_entry"}
+
 _OF_CUDA = {
     "torch._C._cuda_getCurrentRawStream",
     "torch._C._distributed_c10d._dump_nccl_trace_json",
@@ -255,10 +272,17 @@ def is_found(name: str) -> bool:
     """Returns whether the installed torch has a name, even if only in a function that took over its holder's code.
 
     torch 2.14 moved the code of `_checkpoint_without_reentrant_generator` into a function named `..._impl`. Names that
-    only torch with CUDA has are not missed without it.
+    only torch with CUDA has are not missed without it, nor those that torch 2.11 does without.
     """
-    if name in _OF_CUDA and import_module("torch").version.cuda is None:
+    torch = import_module("torch")
+    if name in _OF_CUDA and torch.version.cuda is None:
         return True
+    if name in _NOT_IN_OLDEST and torch.__version__ < "2.12":
+        return True
+    return _is_there(name) or _is_there(_OTHER_NAMES.get(name, ""))
+
+
+def _is_there(name: str) -> bool:
     path, _, attribute = name.rpartition(".")
     holders = (_resolve(path), _resolve("_".join((path, "impl"))))
     return any(hasattr(holder, attribute) or attribute in _names_in(holder) for holder in holders)

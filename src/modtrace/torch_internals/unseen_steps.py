@@ -103,7 +103,7 @@ def _see_compiled_call(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 def _is_entry(caller: FrameType) -> bool:
     """Returns whether the caller is torch.compile's wrapper, before it runs the compiled code."""
-    return caller.f_code.co_name == "compile_wrapper" and frame_local(caller, "saved_include_set") is None
+    return caller.f_code.co_name == "compile_wrapper" and frame_local(caller, "cleanups") is None
 
 
 def _optimizer_of(function: Any, args: Any) -> Any:
