@@ -255,6 +255,8 @@ print(json.dumps({"rows": rows, "kernels": kernels, "text": str(table)}))
 
 #: What copies and detaches around the graphs of AOTAutograd, which are no ops of theirs.
 AROUND = {"aten.detach.default", "aten.empty_strided.default", "aten.copy_.default"}
+if torch.__version__ < "2.12":
+    AROUND.add("aten.clone.default")  # torch 2.11 copies the gradients of outputs by it
 
 
 def ops_in_graph(rec: Any, step: int | None = None) -> Counter[tuple[str | None, str | None, str]]:

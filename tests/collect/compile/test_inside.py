@@ -577,6 +577,7 @@ def test_nested_regions_compute_the_same_and_what_is_inside_is_not_measured(case
     assert warned is (case != "forward without modules")
 
 
+@pytest.mark.skipif(torch.__version__ < "2.12", reason="torch 2.11 traces each call of a region by itself")
 def test_dynamo_uses_regions_again_after_the_recording():
     from torch._dynamo.variables import invoke_subgraph
 
