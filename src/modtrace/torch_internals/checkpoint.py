@@ -85,9 +85,17 @@ def _saved_arguments(region: Any) -> list[Any]:
     """Returns the arguments of a region: tensors as saved variables, and the others in lists and dicts."""
     if hasattr(region, "saved_args"):
         return list(region.saved_args)
-    # Torch 2.11 has a Function save them, after an empty tensor of its own and with the keyword arguments.
-    node = region.input_saver.grad_fn
+    # The Function saves an empty tensor of its own before them, and has the keyword arguments among them.
+    node = node_of_arguments(region)
     return [*node._raw_saved_tensors[1:], _captured(node.get_args, "args")]
+
+
+def node_of_arguments(region: Any) -> Any:
+    """Returns the node of the Function by which torch 2.11 saves a region's arguments; None in later versions (2.13).
+
+    It is in no graph of the user's.
+    """
+    return getattr(getattr(region, "input_saver", None), "grad_fn", None)
 
 
 def bound_arguments(function: Any) -> list[Any]:

@@ -81,7 +81,8 @@ class SavedMemoryFinder(Listener):
         owner = self._tracker.backwards.owner(backward.log, backward.task, roots[0]) if roots else None
         if owner is None:
             return
-        found = saved_in_graph(roots)
+        beside: list[SavedByNode] = []
+        found = saved_in_graph(roots, beside) + beside
         self._seen = {number: storage for number, storage in self._seen.items() if storage() is not None}
         alive_anyway = storages_of(self._alive_anyway()) | self._seen.keys()
         self._found[backward] = SavedForBackward(owner, found, charge(found, alive_anyway))

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ...torch_internals.autograd import ACCUMULATE_SEQUENCE_NR, is_custom_function
-from ...torch_internals.checkpoint import checkpoint_of_hook, held_by_checkpoint
+from ...torch_internals.checkpoint import checkpoint_of_hook, held_by_checkpoint, node_of_arguments
 from ...torch_internals.modes import unseen
 from ...torch_internals.saved import (
     attributes_of,
@@ -47,7 +47,7 @@ class SavedByNode(NamedTuple):
     is_function: bool = False
 
 
-def saved_in_graph(roots: Iterable[Any]) -> list[SavedByNode]:
+def saved_in_graph(roots: Iterable[Any], beside: list[SavedByNode] | None = None) -> list[SavedByNode]:
     """Returns what each node below some roots keeps, by ascending sequence number; nodes that accumulate are left out.
 
     The numbers count per thread: nodes of two threads may have the same. Runs no unpack hook and no recompute, and
@@ -63,6 +63,8 @@ def saved_in_graph(roots: Iterable[Any]) -> list[SavedByNode]:
 
     Args:
         roots: autograd nodes (`tensor.grad_fn`), None among them allowed.
+        beside: gets the nodes, which are in no graph, of the Functions by which torch 2.11 saves the arguments of
+            non-reentrant checkpoints, as keeping nothing: that is charged to the nodes of their regions.
     """
     with unseen():
         described = _Described()
@@ -71,6 +73,9 @@ def saved_in_graph(roots: Iterable[Any]) -> list[SavedByNode]:
             SavedByNode(number, node.name(), *_read(node, leaves, described), is_function(node))
             for number, node in nodes
         ]
+        if beside is not None:
+            functions = [node for region in described.regions.values() if (node := node_of_arguments(region))]
+            beside += [SavedByNode(node._sequence_nr(), node.name(), [], False, True) for node in functions]
     return sorted(found, key=_number)
 
 
@@ -112,6 +117,8 @@ class _Described:
     def __init__(self) -> None:
         # The tensor lives with its entry, so that no other one gets its address.
         self._known: dict[int, tuple[torch.Tensor, Sequence[SavedTensor | None]]] = {}
+        #: The regions of non-reentrant checkpoints that nodes keep, by id.
+        self.regions: dict[int, Any] = {}
 
     def of(self, tensor: torch.Tensor) -> Sequence[SavedTensor | None]:
         """Returns the storages of a tensor, or of the tensors it wraps; None for what cannot be read."""
@@ -141,7 +148,7 @@ def _read(node: Any, leaves: Container[Any], described: _Described) -> tuple[lis
         held, is_unknown = saved_variables(node)
         if is_custom_function(node):
             held += held_by_custom_function(node)
-        tensors = _tensors_in(held)
+        tensors = _tensors_in(held, described.regions)
     found: dict[Any, SavedTensor] = {}
     for tensor in tensors:
         for saved in (None,) if tensor is None else described.of(tensor):
@@ -152,7 +159,7 @@ def _read(node: Any, leaves: Container[Any], described: _Described) -> tuple[lis
     return list(found.values()), is_unknown
 
 
-def _tensors_in(held: list[Any]) -> Iterator[torch.Tensor | None]:
+def _tensors_in(held: list[Any], regions: dict[int, Any]) -> Iterator[torch.Tensor | None]:
     """Yields the tensors in saved variables, in the regions of checkpoints, and in lists, tuples and dictionaries.
 
     None stands for what cannot be read.
@@ -165,7 +172,7 @@ def _tensors_in(held: list[Any]) -> Iterator[torch.Tensor | None]:
         if issubclass(type(value), torch.Tensor):
             yield value
         elif is_saved_variable(value):
-            content, is_known = _unpacked(value, seen)
+            content, is_known = _unpacked(value, seen, regions)
             held.extend(content)
             if not is_known:
                 yield None
@@ -178,7 +185,7 @@ def _tensors_in(held: list[Any]) -> Iterator[torch.Tensor | None]:
         yield None
 
 
-def _unpacked(saved: Any, seen: set[int]) -> tuple[list[Any], bool]:
+def _unpacked(saved: Any, seen: set[int], regions: dict[int, Any]) -> tuple[list[Any], bool]:
     """Returns what a saved variable keeps, and whether that is known to be all."""
     try:
         content, hook = packed_content(saved)
@@ -188,6 +195,7 @@ def _unpacked(saved: Any, seen: set[int]) -> tuple[list[Any], bool]:
         if region is None or id(region) in seen:
             return [], region is not None
         seen.add(id(region))
+        regions[id(region)] = region
         held, may_hold_more = held_by_checkpoint(region)
     except Exception:  # other versions of torch may lack the names
         return [], False
