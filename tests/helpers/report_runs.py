@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -31,7 +32,7 @@ def record_gpt(
         len(text.characters), layers=layers, width=32, heads=2, context=32, checkpointing=checkpoint
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    with _recording(model, to) as rec:
+    with record_as_script(model, to) as rec:
         for step in range(steps):
             if plant and step == 2:
                 model.blocks[-1].mlp.gelu = train_gpt.Overflow()
@@ -77,7 +78,7 @@ def record_transformer(to: Path) -> None:
 
 def _train(model: torch.nn.Module, inputs: dict[str, torch.Tensor], to: Path) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    with _recording(model, to) as rec:
+    with record_as_script(model, to) as rec:
         for _ in range(2):
             loss = model(**inputs).loss
             optimizer.zero_grad()
@@ -87,11 +88,11 @@ def _train(model: torch.nn.Module, inputs: dict[str, torch.Tensor], to: Path) ->
 
 
 @contextmanager
-def _recording(model: torch.nn.Module, to: Path) -> Iterator[LiveRecording]:
+def record_as_script(model: torch.nn.Module, to: Path, **options: Any) -> Iterator[LiveRecording]:
     """Records with ops, as from a script `train.py`: pictures of the page show the command."""
     command, sys.argv = sys.argv, ["train.py"]
     try:
-        with modtrace.record(model, to, backward_times=True, ops=True) as recording:
+        with modtrace.record(model, to, backward_times=True, ops=True, **options) as recording:
             yield recording
     finally:
         sys.argv = command

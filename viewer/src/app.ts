@@ -1,6 +1,7 @@
 /** The page: the header, the views as tabs, and the details of the selection; all of them show one state. */
 
 import type { Context, View } from "./context";
+import { verdictSign } from "./difference";
 import { button, h, replaceChildren, textTable } from "./dom";
 import { shorten } from "./format";
 import { showHelp } from "./help";
@@ -10,6 +11,7 @@ import type { Payload } from "./payload";
 import { drawSvg, savePng, saveSvg } from "./save";
 import { type State, Store, VIEWS, type ViewName } from "./state";
 import { chooseTheme, forgetTheme } from "./theme";
+import { ComparedBar, firstOf } from "./views/compared";
 import { DetailPane } from "./views/detail";
 import { FindingsView } from "./views/findings";
 import { GraphView } from "./graph/view";
@@ -34,6 +36,8 @@ const MAKERS: Record<ViewName, (context: Context) => View> = {
   timeline: (context) => new TimelineView(context),
   values: (context) => new ValuesView(context),
 };
+/** The most changes that are open at first. */
+const MOST_CHANGED = 8;
 const THEMES = ["auto", "light", "dark"] as const;
 const EVERYTHING = new Set<keyof State>([
   "view",
@@ -157,6 +161,7 @@ export class App {
         this.searchBox.element,
         this.makeMenu(),
       ),
+      payload.compared ? new ComparedBar(this.context).element : null,
       h("div", { class: "line" }, tabs, this.legend.element, this.slider.element),
     );
   }
@@ -301,15 +306,27 @@ function makeStart(model: Model): State {
     (name) => tables.modules.column(name)?.spec.overlay,
   );
   const statistics = model.statistics();
+  const { compared } = model.payload;
+  const first = firstOf(model);
+  for (const row of first ? model.modules.ancestors(first.module) : []) open.add(row);
+  const isOfBoth = tables.modules.column("difference") !== undefined;
   return {
-    view: findings.length || !tables.modules.rows ? "findings" : "modules",
-    module: -1,
-    node: -1,
+    view:
+      compared && isOfBoth
+        ? tables.nodes.rows
+          ? "graph"
+          : "modules"
+        : findings.length || !tables.modules.rows
+          ? "findings"
+          : "modules",
+    module: first?.module ?? -1,
+    node: first?.node ?? -1,
     site: -1,
     step: shownStep >= 0 ? shownStep : Math.max(0, tables.steps.rows - 1),
     median: model.payload.medians !== "",
-    overlay:
-      overlay ?? model.payload.tables.modules.columns.find(({ spec }) => spec.overlay)?.spec.name ?? "",
+    overlay: isOfBoth
+      ? "difference"
+      : (overlay ?? model.payload.tables.modules.columns.find(({ spec }) => spec.overlay)?.spec.name ?? ""),
     query: "",
     open,
     each: new Set(),
@@ -335,9 +352,19 @@ function openAtStart(model: Model): Set<number> {
     const inside = model.graph.children(phase).filter((node) => model.isLayer(node));
     if (inside.length === 1) open.add(inside[0]);
   }
-  for (const node of model.failures.nodes.slice(-1))
+  for (const node of [...model.failures.nodes.slice(-1), ...listChangedNodes(model)])
     for (const outer of model.graph.ancestors(node)) open.add(outer);
   return open;
+}
+
+/** The first calls that are changed, or are in one of two runs alone. */
+function listChangedNodes(model: Model): number[] {
+  const rows = Array.from(model.graph.order).filter((row) => {
+    const verdict = model.difference("nodes", row);
+    const isOutermost = model.difference("nodes", model.graph.parent[row]) !== verdict;
+    return model.phase(row) === "forward" && verdictSign(verdict) && isOutermost && model.isLayer(row);
+  });
+  return rows.slice(0, MOST_CHANGED);
 }
 
 /** Opens what is around a selected module in the tree, so that it can be seen. */

@@ -1,5 +1,7 @@
 /** Colours for values, which people who do not see all colours can tell apart. */
 
+import { readTheme, type Theme } from "./theme";
+
 /** From low to high: the colours of viridis, which grow brighter evenly. */
 const SEQUENTIAL = ["#440154", "#46327e", "#365c8d", "#277f8e", "#1fa187", "#4ac16d", "#a0da39", "#fde725"];
 /** From negative over 0 to positive. */
@@ -26,6 +28,18 @@ function makeRamp(colors: readonly string[], steps = 64): string[] {
 }
 
 const RAMPS = { sequential: makeRamp(SEQUENTIAL), diverging: makeRamp(DIVERGING) };
+
+let ratios: { theme: Theme; ramp: string[] } | null = null;
+
+/** The colour of a ratio, from far less at 0 over the same to far more at 1; the same is the colour of the ground. */
+function ratioColor(place: number): string {
+  const theme = readTheme();
+  if (ratios?.theme !== theme) {
+    const { less, lesser, same, greater, more } = theme;
+    ratios = { theme, ramp: makeRamp([less, lesser, same, greater, more], 65) };
+  }
+  return ratios.ramp[Math.round(place * 64)];
+}
 
 export function kindColor(index: number): string {
   return KINDS[index % KINDS.length];
@@ -58,16 +72,26 @@ export function findRange(...lists: ArrayLike<number>[]): { low: number; least: 
   return low <= high ? { low, least, high } : { low: 0, least, high: 0 };
 }
 
+/** The greatest ratio that has a colour of its own. */
+export const WIDEST_RATIO = 10;
+
 /** Gives values their place between the least and the greatest, and their colour. */
 export class Scale {
-  readonly kind: "linear" | "log" | "diverging";
+  readonly kind: "linear" | "log" | "diverging" | "ratio";
   readonly low: number;
   readonly high: number;
 
-  /** Takes the range of the finite values. Magnitudes whose range is more than `widest` are drawn by their logarithm. */
-  constructor(values: readonly ArrayLike<number>[], widest = 1000) {
+  /**
+   * Takes the range of the finite values. Magnitudes whose range is more than `widest` are drawn by their logarithm, and
+   * ratios by how far they are from 1: at least to twice and half, at most to ten times and a tenth.
+   */
+  constructor(values: readonly ArrayLike<number>[], widest = 1000, isRatio = false) {
     const { low, least, high } = findRange(...values);
-    if (low < 0) {
+    if (isRatio) {
+      this.kind = "ratio";
+      this.high = Math.min(WIDEST_RATIO, Math.max(2, high, least < Infinity ? 1 / least : 2));
+      this.low = 1 / this.high;
+    } else if (low < 0) {
       this.kind = "diverging";
       this.high = Math.max(-low, high);
       this.low = -this.high;
@@ -88,13 +112,14 @@ export class Scale {
     if (value === -Infinity) return 0;
     if (this.high === this.low) return value === 0 && this.kind !== "diverging" ? 0 : 0.5;
     const place =
-      this.kind === "log"
+      this.kind === "log" || this.kind === "ratio"
         ? Math.log(Math.max(value, this.low) / this.low) / Math.log(this.high / this.low)
         : (value - this.low) / (this.high - this.low);
     return Math.min(1, Math.max(0, place));
   }
 
   color(value: number): string {
+    if (this.kind === "ratio") return ratioColor(this.place(value));
     if (!Number.isFinite(value)) return NONFINITE;
     const ramp = this.kind === "diverging" ? RAMPS.diverging : RAMPS.sequential;
     return ramp[Math.round(this.place(value) * (ramp.length - 1))];
@@ -102,7 +127,7 @@ export class Scale {
 
   /** The value at a place between the ends. */
   at(place: number): number {
-    if (this.kind === "log") return this.low * (this.high / this.low) ** place;
+    if (this.kind === "log" || this.kind === "ratio") return this.low * (this.high / this.low) ** place;
     return this.low + (this.high - this.low) * place;
   }
 }

@@ -59,6 +59,8 @@ export function formatValue(column: Column, value: number): string {
       return withPrefix(value);
     case "count":
       return formatCount(value);
+    case "ratio":
+      return `×${formatNumber(value)}`;
     case "flag":
       return value ? "yes" : "no";
     default:

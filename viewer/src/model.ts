@@ -1,5 +1,6 @@
 /** The recording as the views ask for it: two trees, and what belongs to each module. */
 
+import { isRatio, nameOfRatio } from "./difference";
 import { Column, type Payload, type Table } from "./payload";
 import { Tree } from "./tree";
 
@@ -63,7 +64,7 @@ export class Model {
 
   constructor(readonly payload: Payload) {
     const { modules, nodes, sites, parameters, edges } = payload.tables;
-    this.modules = new Tree(modules);
+    this.modules = new Tree(modules, modules.column("order"));
     this.graph = new Tree(nodes, nodes.column("order"));
     this.nodesOf = new RowsBy(nodes, "module");
     this.sitesOf = new RowsBy(sites, "module");
@@ -139,6 +140,21 @@ export class Model {
     return rows.flatMap((row) => [row, table.link("folded", row)]).filter((row) => row >= 0);
   }
 
+  /** What a column of modules or of nodes is in the second run; undefined if no two runs are shown. */
+  second(name: "modules" | "nodes", column: string): Column | undefined {
+    return this.payload.tables[`second_${name}`].column(column);
+  }
+
+  /** How a row differs in the second run; empty where that is not known. */
+  difference(name: "modules" | "nodes", row: number): string {
+    return this.payload.tables[name].text("difference", row);
+  }
+
+  /** The name of a row in the second run, if it has another one there. */
+  otherName(name: "modules" | "nodes", row: number): string {
+    return this.second(name, "label")?.text(row) ?? "";
+  }
+
   isMember(row: number): boolean {
     return this.payload.tables.modules.text("role", row) === "member";
   }
@@ -164,6 +180,12 @@ export class Model {
   nodeName(row: number): string {
     const { nodes } = this.payload.tables;
     return nodes.text("label", row) || nodes.text("name", row) || nodes.text("kind", row) || `node ${row}`;
+  }
+
+  /** The name of a node, and that in the second run if it is another one. */
+  bothNames(row: number): string {
+    const other = this.otherName("nodes", row);
+    return other ? `${this.nodeName(row)} = ${other}` : this.nodeName(row);
   }
 
   /** The name of a node with that of its module before it. */
@@ -230,8 +252,10 @@ export class Model {
   /** The numbers of a column of modules at a moment. */
   moduleColumn(column: Column, moment: number): Column {
     const { modules, module_steps: steps, module_series: series } = this.payload.tables;
-    const kept = series.column(column.spec.name);
+    const isOfBoth = isRatio(column.spec.name);
+    const kept = series.column(isOfBoth ? nameOfRatio(column.spec.name) : column.spec.name);
     if (moment < 0 || !kept) return column;
+    if (isOfBoth) return new Column(column.spec, () => new Float64Array(modules.rows).fill(NaN));
     return new Column(column.spec, () =>
       Float64Array.from({ length: modules.rows }, (_, row) => kept.number(row * steps.rows + moment)),
     );

@@ -1,6 +1,7 @@
 /** What colours show: any column of modules or nodes, or a statistic of what was measured at a step. */
 
 import { kindColor, Scale } from "./colors";
+import { divide, isRatio, nameOfRatio, specOfRatio, verdictColor } from "./difference";
 import { formatValue } from "./format";
 import type { Model, Moment } from "./model";
 import { Column, type ColumnSpec } from "./payload";
@@ -26,11 +27,16 @@ export class Overlay {
     readonly folded: Float64Array,
     private readonly column: Column,
   ) {
-    this.scale = new Scale(this.isKinds ? [] : [modules, nodes]);
+    this.scale = new Scale(this.isKinds ? [] : [modules, nodes, folded], undefined, isRatio(choice.key));
   }
 
   get isKinds(): boolean {
     return this.column.dictionary !== null;
+  }
+
+  /** Whether it says how two runs differ. */
+  get isVerdict(): boolean {
+    return this.column.spec.kind === "difference";
   }
 
   get kinds(): readonly string[] {
@@ -38,6 +44,7 @@ export class Overlay {
   }
 
   color(value: number): string {
+    if (this.isVerdict) return verdictColor(this.kinds[value]);
     return this.isKinds ? kindColor(value) : this.scale.color(value);
   }
 
@@ -64,7 +71,9 @@ export class OverlayMaker {
   private readonly made = new Map<string, Overlay>();
 
   constructor(private readonly model: Model) {
-    this.choices = [...listColumns(model), ...listStatistics(model)];
+    const columns = listColumns(model);
+    const [first, rest] = [true, false].map((isFirst) => columns.filter(({ group }) => !group === isFirst));
+    this.choices = [...first, ...listRatios(model), ...rest, ...listStatistics(model)];
   }
 
   /** Returns an overlay at a moment, or null for a key that is not there. */
@@ -72,13 +81,17 @@ export class OverlayMaker {
     const choice = this.choices.find((each) => each.key === key);
     if (!choice) return null;
     const isMeasured = key.startsWith("@");
-    const moment = this.model.isKept(key) ? this.model.momentOf(chosen) : -1;
+    const moment = this.model.isKept(isRatio(key) ? nameOfRatio(key) : key)
+      ? this.model.momentOf(chosen)
+      : -1;
     const name = `${key}@${isMeasured ? this.model.seriesPosition(chosen.step) : moment}${chosen.median}`;
     let overlay = this.made.get(name);
     if (!overlay) {
-      overlay = isMeasured
-        ? this.ofStatistic(choice, chosen.step)
-        : this.ofColumn(choice, moment, chosen.median);
+      overlay = isRatio(key)
+        ? this.ofRatio(choice, chosen)
+        : isMeasured
+          ? this.ofStatistic(choice, chosen.step)
+          : this.ofColumn(choice, moment, chosen.median);
       if (this.made.size > 40) this.made.clear();
       this.made.set(name, overlay);
     }
@@ -133,6 +146,29 @@ export class OverlayMaker {
       if (others.length) folded[node] = combine(nodes, [node, ...others], aggregate);
     }
     return new Overlay(choice, modules, nodes, folded, column);
+  }
+
+  /** What the second run has over what the first has; of what stands for several, over the sums. */
+  private ofRatio(choice: OverlayChoice, chosen: Moment): Overlay {
+    const name = nameOfRatio(choice.key);
+    const { modules, nodes } = this.model.payload.tables;
+    const first = this.ofRun(choice, modules.column(name), nodes.column(name));
+    const second = this.ofRun(choice, this.model.second("modules", name), this.model.second("nodes", name));
+    const spec = specOfRatio((nodes.column(name) ?? modules.column(name))!.spec)!;
+    const isOfBoth = this.model.momentOf(chosen) < 0 || !this.model.isKept(name);
+    const over = (which: "modules" | "nodes" | "folded") =>
+      first[which].map((value, row) => (isOfBoth ? divide(value, second[which][row]) : NaN));
+    const column = new Column(spec, () => new Float64Array());
+    return new Overlay(choice, over("modules"), over("nodes"), over("folded"), column);
+  }
+
+  /** The values of one run in the shown step. */
+  private ofRun(choice: OverlayChoice, ofModules?: Column, ofNodes?: Column): Overlay {
+    const values = ofModules
+      ? this.model.modules.values(ofModules)
+      : new Float64Array(this.model.modules.size).fill(NaN);
+    const own = ofNodes ? this.ofNodes(ofNodes) : this.lendToNodes(values, undefined, -1);
+    return this.make(choice, values, own, (ofNodes ?? ofModules)!);
   }
 
   /** The values of nodes. What does nothing, such as an input, has no time and no cost. */
@@ -205,8 +241,25 @@ function listColumns(model: Model): OverlayChoice[] {
   return [...found.values()];
 }
 
+/** The ratios of two runs: of what nodes have, and of what modules have over all phases. */
+function listRatios(model: Model): OverlayChoice[] {
+  const { modules, nodes } = model.payload.tables;
+  const found = new Map<string, OverlayChoice>();
+  for (const [name, table] of [["nodes", nodes], ["modules", modules]] as const)
+    for (const column of table.columns) {
+      const spec = specOfRatio(column.spec);
+      const { measure, phase } = column.spec;
+      const isByPhase = modules.columns.some((each) => each.spec.phase && each.spec.measure === measure);
+      const isThere = spec && model.second(name, column.spec.name) && !phase;
+      if (isThere && (name === "nodes" || !isByPhase) && !found.has(spec.name))
+        found.set(spec.name, { key: spec.name, label: spec.label, about: spec.about, group: "B over A" });
+    }
+  return [...found.values()];
+} // prettier-ignore
+
 /** Costs are numbers of each call; what else there is was measured on its tensors. */
 function groupOf(model: Model, name: string): string {
+  if (name === "difference") return "";
   const { modules, nodes } = model.payload.tables;
   const kind = (modules.column(name) ?? nodes.column(name))?.spec.kind ?? "";
   return ["seconds", "bytes", "flops", "count"].includes(kind) && name !== "nonfinite" ? "Costs" : "Values";

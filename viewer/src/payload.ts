@@ -10,6 +10,8 @@ export type Kind =
   | "flag"
   | "dtype"
   | "phase"
+  | "difference"
+  | "ratio"
   | "node"
   | "module"
   | "step";
@@ -113,6 +115,8 @@ export interface Payload {
   /** The names of the lanes of the timeline. */
   lanes: string[];
   findings: Finding[];
+  /** The names of the two runs if the page shows how they differ, and the finding that says it; else null. */
+  compared: { names: [string, string]; finding: number; advice: string } | null;
   /** The row of `steps` that modules and nodes tell of. */
   shownStep: number;
   /** The steps of which modules have the median times; empty where these are of the shown step. */
@@ -136,6 +140,8 @@ export const TABLES = [
   "bins",
   "steps",
   "parameters",
+  "second_modules",
+  "second_nodes",
 ] as const;
 export type TableName = (typeof TABLES)[number];
 
@@ -180,6 +186,7 @@ export function readPayload(json: unknown, numbers: Uint8Array): Payload {
     notes: asList(raw.notes).map(asText),
     lanes: asList(raw.lanes).map((lane) => asText(asRecord(lane).label)),
     findings: asList(raw.findings).map(readFinding),
+    compared: readCompared(asRecord(raw.compared)),
     shownStep: asNumber(raw.shown_step, -1),
     medians: asText(raw.medians),
     tables,
@@ -295,6 +302,13 @@ function readFinding(json: unknown): Finding {
     step: asNumber(raw.step, -1),
     lines: asList(raw.lines).map(asText),
   };
+}
+
+function readCompared(raw: Record<string, unknown>): Payload["compared"] {
+  const [one, other] = asList(raw.names).map(asText);
+  return other === undefined
+    ? null
+    : { names: [one, other], finding: asNumber(raw.finding, -1), advice: asText(raw.advice) };
 }
 
 function asRecord(json: unknown): Record<string, unknown> {

@@ -9,9 +9,42 @@ export interface Theme {
   accent: string;
   bad: string;
   box: string;
+  gradients: string;
+  follows: string;
+  reshaped: string;
+  changed: string;
+  inside: string;
+  onlyA: string;
+  onlyB: string;
+  less: string;
+  lesser: string;
+  same: string;
+  greater: string;
+  more: string;
 }
 
-const NAMES = ["background", "panel", "text", "dim", "line", "accent", "bad", "box"] as const;
+const NAMES = [
+  "background",
+  "panel",
+  "text",
+  "dim",
+  "line",
+  "accent",
+  "bad",
+  "box",
+  "gradients",
+  "follows",
+  "reshaped",
+  "changed",
+  "inside",
+  "onlyA",
+  "onlyB",
+  "less",
+  "lesser",
+  "same",
+  "greater",
+  "more",
+] as const;
 let theme: Theme | null = null;
 
 export function readTheme(): Theme {

@@ -23,6 +23,7 @@ def make_report(
     step: int | None = None,
     max_mb: float = MAX_MB,
     comparison: Comparison | None = None,
+    names: tuple[str, str] = ("first run", "second run"),
 ) -> str:
     """Returns the page of a recording.
 
@@ -31,7 +32,8 @@ def make_report(
         step: the number of the step whose calls and ops are shown; None chooses one.
         max_mb: the size that the file may have at most, in MB. What there is no room for is left out, evenly, and the
             page says so.
-        comparison: that of the recording with another one, which the findings then tell of.
+        comparison: that of the recording with another one, whose difference the page then shows.
+        names: the names of the two recordings.
 
     Raises:
         ValueError: there is no such step, or `max_mb` is too small.
@@ -41,7 +43,8 @@ def make_report(
     room = allowed_data = max(allowed - of_page, 1.0)
     size = 0
     for _ in range(_TRIES if max_mb > 0 else 0):
-        page = render_report(build_report(data, Limits.of(room), step=step, comparison=comparison))
+        report = build_report(data, Limits.of(room), step=step, comparison=comparison, names=names)
+        page = render_report(report)
         size = len(page.encode("utf-8"))
         if size <= allowed:
             return page

@@ -5,10 +5,12 @@ from pathlib import Path
 
 import click
 
+from ..analysis.divergence.answer import Comparison
 from ..analysis.divergence.compare import compare_recordings
 from ..analysis.tables.missing_rows import explain_empty
 from ..api.report import MAX_MB, make_report
 from ..errors import NothingRecordedError
+from ..recording.protocols import RecordingData
 from ..views.common.numbers import format_bytes
 from ..views.common.whole_file import write_pieces
 from .open_run import AskedStep, errors_of, open_with_rows, read_step, step_option
@@ -34,8 +36,21 @@ _STEP = (
 @click.option(
     "--max-mb", type=float, default=MAX_MB, show_default=True, help="The size of the file at most, in MB."
 )
-@click.option("--against", metavar="RUN", help="Another recording; the report opens with where the two part.")
-def view(run: str, path: str | None, step: AskedStep, max_mb: float, against: str | None) -> None:
+@click.option(
+    "--against",
+    metavar="OTHER",
+    help="Another recording: modules and graph show how RUN and OTHER differ, and open where they part.",
+)
+@click.option(
+    "--map",
+    "rules",
+    multiple=True,
+    metavar="EXPRESSION=PATH",
+    help="How modules of RUN are called in OTHER, as for compare; auto finds it. Several may be given.",
+)
+def view(
+    run: str, path: str | None, step: AskedStep, max_mb: float, against: str | None, rules: tuple[str, ...]
+) -> None:
     """Writes a report of the recording RUN: one file for the browser, which loads nothing.
 
     It has the module tree, the graph and the timeline of one step, and the values over all steps. What there is no
@@ -43,15 +58,31 @@ def view(run: str, path: str | None, step: AskedStep, max_mb: float, against: st
     """
     data = open_with_rows(run)
     number = read_step(run, data, step)
+    if rules and against is None:
+        raise click.BadParameter("give the other recording, too: --against OTHER", param_hint="--map")
+    comparison = _compare(data, run, against, rules) if against is not None else None
     with errors_of(run, data):
-        comparison = compare_recordings(data, open_with_rows(against)) if against else None
-        page = make_report(data, step=number, max_mb=max_mb, comparison=comparison)
+        page = make_report(
+            data, step=number, max_mb=max_mb, comparison=comparison, names=_name_runs(run, against or "")
+        )
     _write(page, run, path)
     nothing = explain_empty(data)
     if nothing:
         raise NothingRecordedError(f"{run}: {nothing}")
     if path != _STDOUT:
         tell_marks(data.meta.marks)
+
+
+def _compare(data: RecordingData, run: str, against: str, rules: tuple[str, ...]) -> Comparison:
+    other = open_with_rows(against)
+    with errors_of(f"{run} and {against}", data):
+        return compare_recordings(data, other, rules=rules)
+
+
+def _name_runs(run: str, against: str) -> tuple[str, str]:
+    """Returns the names of two recordings: those of their folders, or their paths where these are equal."""
+    one, other = (Path(os.path.abspath(path)).name for path in (run, against))
+    return (run, against) if one == other else (one, other)
 
 
 def _write(page: str, run: str, path: str | None) -> None:

@@ -150,8 +150,8 @@ export class GraphLayout implements Positions {
     const { table } = this.model.graph;
     const note = this.model.isLayer(node) ? table.text("type", node) : table.text("shape", node);
     const longest = Math.max(
-      (this.model.nodeName(node).length + 4) * 7.6,
-      isLeaf ? 0 : (note.length + 11) * 6,
+      (this.model.bothNames(node).length + 4) * 7.6,
+      isLeaf ? 0 : (note.length + (this.model.payload.compared ? 17 : 11)) * 6,
     );
     return Math.min(240, Math.max(isLeaf ? 60 : 118, 16 + longest));
   }

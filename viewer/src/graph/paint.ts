@@ -2,6 +2,7 @@
 
 import { badgeOfNode } from "../badges";
 import { findRange, NONFINITE, textOn } from "../colors";
+import { verdictColor, verdictSign } from "../difference";
 import type { Model } from "../model";
 import type { Overlay } from "../overlay";
 import type { Area, Painter } from "../painter";
@@ -46,12 +47,14 @@ interface Place {
 export class GraphPainter {
   private readonly strips = new Map<number, (string | null)[]>();
   private stripsOf: Overlay | null = null;
+  private stripsIn: Theme | null = null;
   /** Where each node was drawn last, for lines to those that a level does not hold together. */
   readonly drawn = new Map<number, Area>();
 
   paint(painter: Painter, scene: Scene, camera: Camera, width: number, height: number): void {
-    if (this.stripsOf !== scene.overlay) this.strips.clear();
+    if (this.stripsOf !== scene.overlay || this.stripsIn !== scene.theme) this.strips.clear();
     this.stripsOf = scene.overlay;
+    this.stripsIn = scene.theme;
     this.drawn.clear();
     const root = scene.layout.levels.level(-1);
     const view = { width, height };
@@ -176,11 +179,12 @@ export class GraphPainter {
 
   private title(scene: Scene, node: number): string {
     const { model } = scene;
-    const name = model.nodeName(node);
-    if (!this.standsForOthers(scene, node)) return name;
+    const sign = verdictSign(model.difference("nodes", node));
+    const names = (sign ? `${sign} ` : "") + model.bothNames(node);
+    if (!this.standsForOthers(scene, node)) return names;
     const members = [node, ...model.foldedInto.get(node)].map((each) => Number(model.nodeName(each)));
     const { low, high } = findRange(members);
-    const run = members.every(Number.isInteger) ? `${low}..${high}` : name;
+    const run = members.every(Number.isInteger) ? `${sign ? `${sign} ` : ""}${low}..${high}` : names;
     return `${run}  ×${model.graph.table.number("count", node)}`;
   }
 
@@ -188,11 +192,22 @@ export class GraphPainter {
     return overlay && !Number.isNaN(value(node)) ? overlay.text(value(node)) : "";
   }
 
-  private borderOf({ theme, selected, related, hits }: Scene, node: number, isDashed: boolean) {
+  private borderOf(scene: Scene, node: number, isRecomputed: boolean) {
+    const { theme, model, selected, related, hits } = scene;
+    const verdict = model.difference("nodes", node);
+    const isDashed = isRecomputed || verdict === "only in A";
     if (node === selected) return { color: theme.accent, width: 3 };
     if (related.has(node)) return { color: theme.accent, width: 1.8 };
     if (hits.has(node)) return { color: "#e69f00", width: 2.5 };
+    const color = this.changeColor(scene, node);
+    if (color) return { color, width: 2, dash: isDashed ? [5, 3] : undefined };
     return isDashed ? { color: theme.dim, dash: [4, 3] } : { color: theme.line };
+  }
+
+  /** The colour of what is changed, or is in one of two runs alone, while colours show that; else null. */
+  private changeColor({ model, overlay }: Scene, node: number): string | null {
+    const verdict = overlay?.isVerdict ? model.difference("nodes", node) : "";
+    return verdictSign(verdict) || verdict === "changed inside" ? verdictColor(verdict) : null;
   }
 
   /** A red badge where values are not finite, here or inside: full where they came up, else an outline. */
@@ -242,7 +257,7 @@ export class GraphPainter {
         Math.floor(((cell + 1) / cells) * inside.length),
       );
       const most = part.reduce((most, each) => Math.max(most, each));
-      return overlay!.color(overlay!.isKinds ? part[0] : most);
+      return overlay!.color(overlay!.isKinds && !overlay!.isVerdict ? part[0] : most);
     });
   }
 
@@ -276,8 +291,13 @@ export class GraphPainter {
         high = Math.max(high, points[each + 1]);
       }
       if (high < 0 || low > view.height || (isDense && high - low < 4)) continue;
-      const color = isChosen ? theme.accent : theme.dim;
-      const width = isChosen ? 2 : Math.min(1.1, 0.4 + zoom * 0.7);
+      const ends = [from, to].map((end) =>
+        end < 0 ? "" : scene.model.difference("nodes", level.items[end]),
+      );
+      const alone = ends.find((verdict) => verdict.startsWith("only"));
+      const ofRun = alone && scene.overlay?.isVerdict ? verdictColor(alone) : null;
+      const color = isChosen ? theme.accent : (ofRun ?? theme.dim);
+      const width = isChosen || ofRun ? 2 : Math.min(1.1, 0.4 + zoom * 0.7);
       painter.line(points, { color, width, dash: scene.model.hasOrder ? [3, 4] : undefined }, 6 * zoom);
       if (zoom > 0.35 && to >= 0) this.paintHead(painter, points, color, zoom);
     }

@@ -2,12 +2,14 @@
 
 import type { Context } from "../context";
 import { button, h, replaceChildren } from "../dom";
+import { inFirst, inSecond, verdictColor } from "../difference";
 import { formatNumber, formatValue, shorten } from "../format";
 import type { Column } from "../payload";
 import { drawHistogram, histogramAt } from "./histogram";
 
 /** Columns that say where a row stands, and are no facts of their own. */
 const HIDDEN = new Set([
+  "difference",
   "parent",
   "role",
   "folded",
@@ -64,8 +66,21 @@ export class DetailPane {
       {},
       h("h2", { text: shorten(name, 300), title: shorten(name, 2000), dir: "auto" }),
       h("p", { class: "dim", text: [type, node >= 0 ? model.phase(node) : ""].filter(Boolean).join(" · ") }),
+      this.describeDifference(isOp || module < 0 ? "nodes" : "modules", isOp || module < 0 ? node : module),
       this.makeActions(),
     );
+  }
+
+  /** Says how the selection differs in the second run, and how it is called there. */
+  private describeDifference(table: "modules" | "nodes", row: number): HTMLElement | null {
+    const { model } = this.context;
+    if (!model.payload.compared) return null;
+    const verdict = model.difference(table, row) || "not compared";
+    const other = model.second(table, "path")?.text(row) || model.otherName(table, row);
+    const box = h("i", { class: "box" });
+    box.style.backgroundColor = verdictColor(verdict);
+    const isNamed = other && verdict !== "only in B";
+    return h("p", { class: "verdict" }, box, `${verdict}${isNamed ? `, in B ${shorten(other, 200)}` : ""}`);
   }
 
   private makeActions(): HTMLElement {
@@ -135,7 +150,8 @@ export class DetailPane {
   private describeNode(node: number): HTMLElement[] {
     const { model } = this.context;
     const { nodes } = model.payload.tables;
-    const parts = [section("In this call", facts(nodes.columns, node))];
+    const second = (name: string) => model.second("nodes", name);
+    const parts = [section("In this call", facts(nodes.columns, node, second))];
     const twin = nodes.link("twin", node);
     const twins = [...(twin >= 0 ? [twin] : []), ...model.twinsOf.get(node)];
     const [from, to] = [model.into.get(node), model.outOf.get(node)];
@@ -171,7 +187,9 @@ export class DetailPane {
     const moment = model.momentOf(store.state);
     const step = moment < 0 ? "" : ` at ${model.stepName(tables.module_steps.link("step", moment))}`;
     const columns = modules.columns.map((column) => model.moduleColumn(column, moment));
-    const parts = [section(`Module${step}`, facts(columns, module))];
+    const second = (name: string) =>
+      moment >= 0 && model.isKept(name) ? undefined : model.second("modules", name);
+    const parts = [section(`Module${step}`, facts(columns, module, second))];
     const members = model.membersOf.get(module);
     if (members.length) {
       const links = members.map((row) =>
@@ -295,7 +313,11 @@ function list(items: readonly HTMLElement[]): HTMLElement {
 }
 
 /** Lists the columns of a row that have a value; those of one measure by phase together. */
-function facts(columns: readonly Column[], row: number): HTMLElement {
+function facts(
+  columns: readonly Column[],
+  row: number,
+  second: (name: string) => Column | undefined,
+): HTMLElement {
   const found = h("dl", {});
   const measures = new Set(columns.filter(({ spec }) => !spec.phase).map(({ spec }) => spec.measure));
   for (const column of columns) {
@@ -311,10 +333,21 @@ function facts(columns: readonly Column[], row: number): HTMLElement {
     const detail = byPhase.length > 1 ? byPhase.map(([text, phase]) => `${phase} ${text}`).join(" · ") : "";
     const text = formatValue(column, value);
     const isDull = spec.kind === "flag" && !value;
-    if (text && !isDull)
+    const inB = inSecond(column, second(spec.name), row);
+    if ((text && !isDull) || inB)
       found.append(
         h("dt", { text: column.spec.label, title: column.spec.about }),
-        h("dd", { text: shorten(text, 600), dir: "auto" }, detail ? h("small", { text: detail }) : null),
+        h(
+          "dd",
+          {
+            text: inB
+              ? `A ${shorten(inFirst(column, second(spec.name), row) || "–", 600)}`
+              : shorten(text, 600),
+            dir: "auto",
+          },
+          inB ? h("span", { class: "second", text: shorten(inB, 600) }) : null,
+          detail ? h("small", { text: detail }) : null,
+        ),
       );
   }
   return found;

@@ -1,6 +1,8 @@
 /** The choice of what colours show, and its legend with units. */
 
 import type { Context } from "../context";
+import { WIDEST_RATIO } from "../colors";
+import { verdictSign } from "../difference";
 import { h, replaceChildren, select } from "../dom";
 import type { ViewName } from "../state";
 
@@ -43,11 +45,16 @@ export class Legend {
     const used = new Set([...overlay.modules, ...overlay.nodes].filter((value) => !Number.isNaN(value)));
     replaceChildren(
       this.key,
-      ...[...used].slice(0, 8).map((value) => {
-        const box = h("i", { class: "box" });
-        box.style.backgroundColor = overlay.color(value);
-        return h("span", {}, box, h("span", { text: overlay.kinds[value] }));
-      }),
+      ...[...used]
+        .sort((a, b) => (overlay.isVerdict ? a - b : 0))
+        .slice(0, 8)
+        .map((value) => {
+          const box = h("i", { class: "box" });
+          box.style.backgroundColor = overlay.color(value);
+          const name = overlay.kinds[value];
+          const sign = overlay.isVerdict ? verdictSign(name) : "";
+          return h("span", {}, box, h("span", { text: sign ? `${sign} ${name}` : name }));
+        }),
     );
   }
 
@@ -61,12 +68,14 @@ export class Legend {
       "aria-label": `From ${overlay.text(scale.low)} to ${overlay.text(scale.high)}`,
     });
     ramp.style.backgroundImage = `linear-gradient(to right, ${colors.join(",")})`;
-    if (scale.kind === "log") this.key.title += " Colours by the logarithm.";
+    if (scale.kind === "log" || scale.kind === "ratio") this.key.title += " Colours by the logarithm.";
+    const isRatio = scale.kind === "ratio";
+    const [most, least] = isRatio && scale.high === WIDEST_RATIO ? ["≥ ", "≤ "] : ["", ""];
     replaceChildren(
       this.key,
-      h("span", { text: overlay.text(scale.low) }),
+      h("span", { text: (isRatio ? `B less ${least}` : "") + overlay.text(scale.low) }),
       ramp,
-      h("span", { text: overlay.text(scale.high) }),
+      h("span", { text: isRatio ? `${most}${overlay.text(scale.high)} B more` : overlay.text(scale.high) }),
     );
   }
 }

@@ -3,23 +3,17 @@
 import { badgeOfModule } from "../badges";
 import { Scale } from "../colors";
 import type { Context, TextTable, View } from "../context";
+import { isRatio, listRatios } from "../difference";
 import { button, h, replaceChildren } from "../dom";
 import { formatValue, shorten } from "../format";
 import type { Column } from "../payload";
 import type { State } from "../state";
+import { howTogether, shade, widthOf } from "./cells";
 
 const ROW = 24;
 /** Columns that make the tree, and are no columns of the table. */
-const STRUCTURE = new Set(["label", "path", "root", "parent", "role", "folded", "count", "origin"]);
+const STRUCTURE = new Set(["label", "path", "root", "parent", "role", "folded", "count", "origin", "order"]);
 const SPARE = 8;
-/** How one number stands for several equal modules: its sign in the table, and a sentence. */
-const TOGETHER: Record<string, { sign: string; about: string }> = {
-  sum: { sign: "Σ", about: "the sum over all the equal modules" },
-  max: { sign: "max", about: "the largest of all the equal modules" },
-  all: { sign: "all", about: "taken over the elements of all the equal modules together" },
-};
-const TEXT_WIDTH = 108;
-const NUMBER_WIDTH = 86;
 
 export class ModuleTable implements View {
   readonly element = h("section", { class: "view modules", "aria-label": "Modules" });
@@ -67,6 +61,8 @@ export class ModuleTable implements View {
     if (moment === this.moment) return;
     this.moment = moment;
     const found = model.payload.tables.modules.columns.filter(({ spec }) => !STRUCTURE.has(spec.name));
+    const at = found.findIndex(({ spec }) => spec.name === "difference") + 1;
+    found.splice(at, 0, ...listRatios(model));
     this.columns = found.map((column) => model.moduleColumn(column, moment));
   }
 
@@ -181,7 +177,7 @@ export class ModuleTable implements View {
 
   private drawHead(): void {
     const { sort } = this.state;
-    const widths = this.shown.map((column) => (column.dictionary ? TEXT_WIDTH : NUMBER_WIDTH));
+    const widths = this.shown.map((column) => widthOf(column));
     this.grid.style.setProperty(
       "--columns",
       `minmax(var(--name), 1fr) ${widths.map((each) => `${each}px`).join(" ")}`,
@@ -259,6 +255,15 @@ export class ModuleTable implements View {
     const { modules } = model.payload.tables;
     const name = this.state.flat ? model.modulePath(row) : model.moduleName(row);
     const count = modules.number("count", row);
+    const second = model.otherName("modules", row);
+    const other = second
+      ? h("span", {
+          class: "dim other",
+          text: `= ${shorten(second, 80)}`,
+          title: `In B: ${second}`,
+          dir: "auto",
+        })
+      : null;
     const times =
       model.hasMembers(row) && count > 1 && !name.includes("×")
         ? h("span", {
@@ -284,6 +289,7 @@ export class ModuleTable implements View {
       { role: "gridcell", class: "name", title: shorten(model.modulePath(row), 400) },
       h("span", { class: "twist", text: isGroup ? (isOpen ? "▾" : "▸") : "" }),
       h("span", { class: "label", text: shorten(name, 200), dir: "auto" }),
+      other,
       times,
       bad,
       each,
@@ -306,25 +312,19 @@ export class ModuleTable implements View {
       together ? h("small", { class: "together", text: together.sign }) : null,
       shorten(text, 120),
     );
-    if (column.dictionary === null && !Number.isNaN(value)) {
-      const scale = this.scaleOf(column);
-      const share = Number.isFinite(value)
-        ? Math.round(
-            (scale.kind === "diverging" ? Math.abs(scale.place(value) - 0.5) * 2 : scale.place(value)) * 45,
-          )
-        : 60;
-      const color = column.spec.name === "nonfinite" && value > 0 ? "var(--bad)" : "var(--heat)";
-      if (value !== 0 && scale.high !== scale.low)
-        cell.style.backgroundColor = `color-mix(in srgb, ${color} ${share}%, transparent)`;
-    }
+    shade(cell, column, value, text, () => this.scaleOf(column));
     return cell;
   }
 
   /** The scale of a column, which is the same at all moments. */
-  private scaleOf({ spec }: Column): Scale {
+  private scaleOf(column: Column): Scale {
+    const { spec } = column;
     const { modules, module_series: series } = this.context.model.payload.tables;
-    const parts = () => [modules.column(spec.name)!.values, series.column(spec.name)?.values ?? []];
-    const scale = this.scales.get(spec.name) ?? new Scale(parts());
+    const parts = () => [
+      modules.column(spec.name)?.values ?? column.values,
+      series.column(spec.name)?.values ?? [],
+    ];
+    const scale = this.scales.get(spec.name) ?? new Scale(parts(), undefined, isRatio(spec.name));
     this.scales.set(spec.name, scale);
     return scale;
   }
@@ -390,10 +390,4 @@ export class ModuleTable implements View {
         ]),
     };
   }
-}
-
-/** How a row of several equal modules has a column; null for texts. */
-function howTogether({ spec, dictionary }: Column): { sign: string; about: string } | null {
-  if (dictionary !== null) return null;
-  return TOGETHER[spec.together ? "all" : spec.aggregate] ?? null;
 }

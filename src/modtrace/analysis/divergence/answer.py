@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..tables.columns import ArrowTable
+from .run_pair import RunPair
 
 # The ways in which a difference came up.
 SOURCE = "source"  # a parameter, a buffer or an input differs: nothing was computed
@@ -165,6 +166,8 @@ class Comparison:
     proposed: tuple[str, ...]  # rules for modules without partner, as `map=` takes them
     marks: tuple[str, ...]
     table: ArrowTable = field(repr=False, compare=False)  # all compared tensors, in order of execution
+    #: What corresponds in the two recordings, which a report draws.
+    pair: RunPair | None = field(default=None, repr=False, compare=False)
 
     def __bool__(self) -> bool:
         return self.ok

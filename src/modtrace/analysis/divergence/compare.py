@@ -36,6 +36,7 @@ from .culprits import Key
 from .details import Details
 from .environment import compare_environments
 from .errors import METRICS, NOTHING
+from .kept_pairs import pair_runs
 from .names import explain_nothing, label, list_unmatched
 from .pairs import ComparedPairs, compare_pairs
 from .ranking import choose_cancelling, choose_first, first_of_each, merge_rankings
@@ -71,6 +72,7 @@ def compare_recordings(
         raise ValueError(f"tolerance={tolerance!r}: give a relative error such as 1e-5; 0 tolerates none")
     require_rows(a, "values")
     require_rows(b, "values")
+    other = b
     aligned = align_gradients(a, b)
     noise = [scale_gradients(align_shapes(a, run)[1], aligned.factors[0]) for run in noise]
     a, b = align_shapes(a, b)
@@ -85,7 +87,7 @@ def compare_recordings(
             f"{len(alignment.values):,} tensors are aligned, and of none of them the same was measured in both. "
             "Record both with values='stats', or the same captures."
         )
-    found = _build_answer(alignment, parts, allow_missing)
+    found = _build_answer(other, alignment, parts, allow_missing)
     return found if aligned.text is None else replace(found, environment=(*found.environment, aligned.text))
 
 
@@ -112,7 +114,9 @@ def _compare_all(
     return [compare_pairs(a, b, alignment, noise, tolerance, both), *recomputes]
 
 
-def _build_answer(alignment: Alignment, parts: Sequence[ComparedPairs], allow_missing: bool) -> Comparison:
+def _build_answer(
+    other: RecordingData, alignment: Alignment, parts: Sequence[ComparedPairs], allow_missing: bool
+) -> Comparison:
     pairs = parts[0]
     meta, meta_b = (run.tables.data.meta for run in (pairs.a, pairs.b))
     other_mesh = meta.world_size != meta_b.world_size
@@ -167,6 +171,7 @@ def _build_answer(alignment: Alignment, parts: Sequence[ComparedPairs], allow_mi
         proposed=alignment.proposed,
         marks=(*(f"first: {mark}" for mark in meta.marks), *(f"second: {mark}" for mark in meta_b.marks)),
         table=_build_table(merged, details, verdicts),
+        pair=pair_runs(other, alignment, merged, verdicts, other_mesh=other_mesh),
     )
 
 

@@ -102,9 +102,9 @@ def list_unmatched(tables: RunTables, unpaired: Unpaired, resized: Rows, *, othe
         np.append(tables.ops.is_plain | other_mesh, False),
         tables.values.op,
     )
-    calls, call_reason = _choose_harmful(unpaired.calls, np.zeros(len(unpaired.calls), bool))
-    ops, op_reason = _choose_harmful(unpaired.ops, is_plain[unpaired.ops.rows])
-    values, value_reason = _choose_harmful(unpaired.values, is_plain[op_of_value[unpaired.values.rows]])
+    calls, call_reason = choose_harmful(unpaired.calls, np.zeros(len(unpaired.calls), bool))
+    ops, op_reason = choose_harmful(unpaired.ops, is_plain[unpaired.ops.rows])
+    values, value_reason = choose_harmful(unpaired.values, is_plain[op_of_value[unpaired.values.rows]])
     resized = resized[~is_plain[op_of_value[resized]]]
     shape_reason = np.full(len(resized), len(REASONS))
     place = tables.calls.place.astype(np.int64)
@@ -124,7 +124,7 @@ def list_unmatched(tables: RunTables, unpaired: Unpaired, resized: Rows, *, othe
     )
 
 
-def _choose_harmful(unpaired: UnpairedRows, is_plain: Bools) -> tuple[Rows, Column]:
+def choose_harmful(unpaired: UnpairedRows, is_plain: Bools) -> tuple[Rows, Column]:
     """Returns the rows that show a difference between what the models compute, with their reasons."""
     is_harmless = np.array([reason in HARMLESS for reason in REASONS])
     kept = ~is_harmless[unpaired.reason] & ~is_plain

@@ -30,7 +30,7 @@ class Folding:
     runs: tuple[Run, ...]
 
 
-def fold_graph(graph: Graph, *, depth: int | None = None) -> Folding:
+def fold_graph(graph: Graph, *, depth: int | None = None, apart: Column | None = None) -> Folding:
     """Folds runs of sibling layers that are equal inside, i.e. have the same ops, shapes, names and edges.
 
     A run is folded only if no path leads from one of its layers through layers outside of the run to another.
@@ -38,10 +38,11 @@ def fold_graph(graph: Graph, *, depth: int | None = None) -> Folding:
     Args:
         graph: the graph.
         depth: the depth below which no runs are looked for; None for all.
+        apart: as for `sign_layers`.
     """
     layer, node = np.arange(len(graph.layers)), np.arange(len(graph.nodes))
     runs = []
-    for run in _find_runs(graph, depth):
+    for run in _find_runs(graph, depth, apart):
         if layer[run.first] != run.first:
             continue  # the run is inside a layer that is folded away itself
         runs.append(run)
@@ -59,7 +60,7 @@ def _map_onto_first(graph: Graph, run: Run, layer: Rows, node: Rows) -> None:
     node[graph.first_node[others] + inside] = start + inside
 
 
-def _find_runs(graph: Graph, depth: int | None) -> list[Run]:
+def _find_runs(graph: Graph, depth: int | None, apart: Column | None) -> list[Run]:
     """Returns runs of siblings that may be folded, outer layers before inner ones."""
     layers, leaving = graph.layers, _LeavingEdges(graph)
     number = np.array([_number_of(place.label) for place in layers.places], np.int64)[layers.place]
@@ -72,7 +73,7 @@ def _find_runs(graph: Graph, depth: int | None) -> list[Run]:
     step[(number[one] < 0) | (number[other] < 0) | (layers.parent[one] != layers.parent[other])] = 0
     step[np.abs(step) != 1] = 0
     if step.any():  # signatures take the time of all layers
-        signatures = sign_layers(graph)
+        signatures = sign_layers(graph, apart)
         step[signatures[one] != signatures[other]] = 0
     # A layer precedes the layers inside it.
     return sorted(filter(leaving.is_closed, _split(siblings, step)))

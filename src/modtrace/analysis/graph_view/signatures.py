@@ -13,15 +13,21 @@ from ..tables.columns import Column, Rows, ranges
 _OWNED = [NODE_KINDS.index(PARAMETER), NODE_KINDS.index(BUFFER)]
 
 
-def sign_layers(graph: Graph) -> Column:
-    """Returns a number for each layer. Layers with the same parent and equal numbers are equal inside."""
+def sign_layers(graph: Graph, apart: Column | None = None) -> Column:
+    """Returns a number for each layer. Layers with the same parent and equal numbers are equal inside.
+
+    Args:
+        graph: the graph.
+        apart: for each layer a number from 0 on, which tells it apart from others.
+    """
     layers, size = graph.layers, len(graph.layers)
     types = _number([place.type for place in layers.places])[layers.place]
     labels = _number([place.label for place in layers.places])[layers.place]
     is_inside = graph.nodes.layer >= 0
     counts = np.bincount(graph.nodes.layer[is_inside], minlength=size)
     nodes = number_sequences(_sign_nodes(graph)[is_inside], counts)
-    own = number_columns(np.stack([types, layers.kind, nodes, _sign_edges(graph)]))
+    apart = np.zeros(size, np.int64) if apart is None else apart
+    own = number_columns(np.stack([types, layers.kind, nodes, _sign_edges(graph), apart]))
     counts = np.bincount(layers.parent[layers.parent >= 0], minlength=size)
     signatures, inner = np.zeros(size, np.int64), np.zeros(0, np.int64)
     for level in reversed(list(iterate_levels(layers.parent))):

@@ -1,6 +1,6 @@
 """Folds equal siblings: each keeps its line, but the modules inside them are shown once for all."""
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 
@@ -15,17 +15,32 @@ LISTED = 12
 _Signed = tuple[ModuleNode, int]  # a folded node, and a number that equals that of nodes with the same shape
 
 
-def fold(tree: ModuleTree, *, listed: int = LISTED) -> ModuleTree:
+def fold(
+    tree: ModuleTree,
+    *,
+    listed: int = LISTED,
+    apart: Mapping[tuple[str | None, str | None], Hashable] | None = None,
+) -> ModuleTree:
     """Returns the tree with runs of equal, consecutively numbered siblings folded: `blocks.0` to `blocks.5`.
 
     The nodes of a run stay, but without children. A node with the role `inside` follows, which sums up what is inside
     all of them. A run of more than `listed` nodes becomes one node with the role `folded`, with the shortest and the
     longest time among them.
+
+    Args:
+        tree: the tree.
+        listed: a run of more siblings than this becomes one line.
+        apart: by root and path, what tells modules apart that are equal in the tree.
     """
+    apart = apart or {}
     shapes: dict[Hashable, int] = {}
 
     def fold_node(node: ModuleNode, children: Sequence[_Signed]) -> _Signed:
-        shape = (*_own_shape(node), tuple((child.label, number) for child, number in children))
+        shape = (
+            *_own_shape(node),
+            apart.get((node.root, node.path)),
+            tuple((child.label, number) for child, number in children),
+        )
         folded = tuple(chain.from_iterable(_fold_run(run, listed) for run in _find_runs(children)))
         return replace(node, children=folded) if folded else node, shapes.setdefault(shape, len(shapes))
 

@@ -13,7 +13,7 @@ from ...recording.phase import PHASES
 from ...recording.protocols import RecordingData
 from ..compile.compilations import Compilations, Reason
 from ..compile.kernels import CompiledInside, read_compiled
-from ..divergence.answer import AMPLIFIED, Comparison, Divergence
+from ..divergence.answer import AMPLIFIED, SECOND, Comparison, Divergence
 from ..findings.failed_call import FAILED
 from ..findings.finding import Finding
 from ..findings.out_of_memory import OUT_OF_MEMORY
@@ -23,6 +23,7 @@ from ..provenance.search import find_absorbed, find_all
 from ..tables.columns import Column, find_rows
 from ..tables.missing_rows import explain_empty
 from ..values.nonfinite import SOURCE, Absorbed, NonFinite
+from .joined_graphs import JoinedGraphs
 from .limits import GraphCut
 from .modules import Place
 from .tables import NONE, ReportFinding
@@ -59,10 +60,13 @@ class Located:
     graph: Graph
     cut: GraphCut
     steps: Column
+    joined: JoinedGraphs | None = None  # with the graph of a second run
 
     def build_finding(self, answer: NonFinite | Divergence) -> ReportFinding:
         """Returns an answer as a finding, with the rows that it is about."""
         node = int(self.cut.renumber(np.array([self._find_node(answer)]))[0])
+        if self.joined is not None and isinstance(answer, Divergence) and answer.only_in == SECOND:
+            node = self._find_added(self.joined, answer)
         module = self.modules.get((answer.root, answer.path), NONE)
         return ReportFinding(answer=answer, module=module, node=node, step=self.find_step(answer.step))
 
@@ -93,19 +97,32 @@ class Located:
 
     def _find_node(self, answer: NonFinite | Divergence) -> int:
         """Returns the row of the answer's op, or else of its call, in the shown step; -1 if it is not there."""
-        layers, nodes, step = self.graph.layers, self.graph.nodes, self.graph.step
-        if step is None or answer.step != step.step or answer.phase is None:
-            return NONE
-        for layer in np.flatnonzero(layers.phase == PHASES.index(answer.phase)).tolist():
-            place = layers.places[int(layers.place[layer])]
-            is_place = (place.root, place.path) == (answer.root, answer.path)
-            if not is_place or answer.call not in (None, int(layers.nth[layer])):
-                continue
-            for node in np.flatnonzero((nodes.layer == layer) & (nodes.nth == answer.op_nth)).tolist():
-                if nodes.names[int(nodes.name[node])] == answer.op:
-                    return len(layers) + int(node)
-            return int(layer)
+        step = self.graph.step
+        is_shown = step is not None and answer.step == step.step
+        return _find_row(self.graph, answer) if is_shown else NONE
+
+    def _find_added(self, joined: JoinedGraphs, answer: Divergence) -> int:
+        """Returns the shown row of an op that only the second run has; -1 if it is not there."""
+        found = np.flatnonzero(joined.added[joined.shown_in(self.cut)] == _find_row(joined.b, answer))
+        is_shown = answer.step == joined.step and len(found)
+        return len(self.cut.shown) + int(found[0]) if is_shown else NONE
+
+
+def _find_row(graph: Graph, answer: NonFinite | Divergence) -> int:
+    """Returns the row of the answer's op, or else of its call, as `GraphCut` numbers rows; -1 if it is not there."""
+    layers, nodes = graph.layers, graph.nodes
+    if answer.phase is None:
         return NONE
+    for layer in np.flatnonzero(layers.phase == PHASES.index(answer.phase)).tolist():
+        place = layers.places[int(layers.place[layer])]
+        is_place = (place.root, place.path) == (answer.root, answer.path)
+        if not is_place or answer.call not in (None, int(layers.nth[layer])):
+            continue
+        for node in np.flatnonzero((nodes.layer == layer) & (nodes.nth == answer.op_nth)).tolist():
+            if nodes.names[int(nodes.name[node])] == answer.op:
+                return len(layers) + int(node)
+        return int(layer)
+    return NONE
 
 
 def find_findings(

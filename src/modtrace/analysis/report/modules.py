@@ -1,6 +1,6 @@
 """Builds the table of modules: the module tree, with equal siblings summed up, and all that is known of each module."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any, NamedTuple, Protocol
@@ -22,7 +22,8 @@ Place = tuple[str | None, str | None]  # the name of a root and a path
 #: The dtype and shape of each module's first output.
 Outputs = Mapping[Place, tuple[str | None, str | None]]
 
-_MEMBER = "member"
+#: The role of a row that is one of the modules which the row around it sums up.
+MEMBER = "member"
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +40,13 @@ class ModuleRows:
         while path and (root, path) not in self.index:
             path = path.rpartition(".")[0]
         return self.index.get((root, path), NONE)
+
+    def outer(self, row: int) -> int:
+        """Returns the row of the single module around a row; -1 for none."""
+        above = self.parent[row]
+        while above >= 0 and self.nodes[above].count > 1:
+            above = self.parent[above]
+        return above
 
     @cached_property
     def index(self) -> Mapping[Place, int]:
@@ -72,22 +80,22 @@ class ModuleRows:
         return combined
 
 
-def list_modules(tree: ModuleTree) -> ModuleRows:
-    """Returns the rows of the table of modules."""
+def list_modules(tree: ModuleTree, apart: Mapping[Place, Hashable] | None = None) -> ModuleRows:
+    """Returns the rows of the table of modules; `apart` is as for `fold`."""
     rows: list[tuple[ModuleNode, int, str, int]] = []
     inside: list[list[int]] = []  # for each row, its children except members of runs
-    waiting = [(node, NONE, 0, str(node.role)) for node in reversed(fold(tree, listed=1).roots)]
+    waiting = [(node, NONE, 0, str(node.role)) for node in reversed(fold(tree, listed=1, apart=apart).roots)]
     while waiting:
         node, parent, number, role = waiting.pop()
         row = len(rows)
-        summed = parent if role == _MEMBER else rows[parent][3] if parent >= 0 else NONE
-        if role != _MEMBER and summed >= 0:
+        summed = parent if role == MEMBER else rows[parent][3] if parent >= 0 else NONE
+        if role != MEMBER and summed >= 0:
             summed = inside[summed][number]
         rows.append((node, parent, role, summed))
         inside.append([])
-        if parent >= 0 and role != _MEMBER:
+        if parent >= 0 and role != MEMBER:
             inside[parent].append(row)
-        waiting += [(member, row, nth, _MEMBER) for nth, member in reversed(list(enumerate(node.members)))]
+        waiting += [(member, row, nth, MEMBER) for nth, member in reversed(list(enumerate(node.members)))]
         waiting += [(child, row, nth, child.role) for nth, child in reversed(list(enumerate(node.children)))]
     return ModuleRows(*map(tuple, zip(*rows, strict=True))) if rows else ModuleRows((), (), (), ())
 

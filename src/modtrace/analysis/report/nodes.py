@@ -36,7 +36,12 @@ _Texts = tuple[Column, Sequence[str]]
 
 
 def tabulate_nodes(
-    data: RecordingData, graph: Graph, cut: GraphCut, index: Mapping[Place, int], origins: Collection[int]
+    data: RecordingData,
+    graph: Graph,
+    cut: GraphCut,
+    index: Mapping[Place, int],
+    origins: Collection[int],
+    apart: Column | None = None,
 ) -> ReportTable:
     """Returns the table of shown layers in pre-order, followed by the shown nodes.
 
@@ -46,6 +51,7 @@ def tabulate_nodes(
         cut: the selection of rows that are shown.
         index: the row of each module.
         origins: the shown rows in which NaN or infinite values came up.
+        apart: as for `sign_layers`.
     """
     whole, shown_layers = graph, cut.shown[cut.shown < len(graph.layers)]
     graph = _take(graph, shown_layers, cut.shown[len(shown_layers) :] - len(graph.layers))
@@ -72,11 +78,11 @@ def tabulate_nodes(
         ),
         _coded("phase", "phase", (layers.phase, PHASES), (nodes.phase, PHASES), kind="phase", default=True),
         number_column("call", "call", "count", layers.nth, nodes.nth, about="The n-th in the step, from 0."),
-        number_column("order", "order", "count", _first_orders(whole)[shown_layers], nodes.order),
+        number_column("order", "order", "count", first_orders(whole)[shown_layers], nodes.order),
         number_column(
             "twin", "goes back to", "node", shown(layers.repeats, _shift(nodes.repeats, len(whole.layers)))
         ),
-        *_folded(whole, cut),
+        *_folded(whole, cut, apart),
         *_numbers(layers.numbers, nodes.numbers, "device time" if graph.device_times else "time"),
         number_column("start", "start", "seconds", *_starts(graph)),
         text_column("shape", "shape", _of_tensors(graph, _code_shapes(graph.tensors))),
@@ -150,7 +156,7 @@ def _code_shapes(tensors: Tensors) -> _Texts:
     return codes, [shape_text(shape) for shape in shapes]
 
 
-def _first_orders(graph: Graph) -> Column:
+def first_orders(graph: Graph) -> Column:
     """Returns the rank in time of the first node inside each layer."""
     order = graph.nodes.order
     first = np.full(len(graph.layers), len(order), np.int64)
@@ -161,8 +167,8 @@ def _first_orders(graph: Graph) -> Column:
     return first
 
 
-def _folded(graph: Graph, cut: GraphCut) -> tuple[ReportColumn, ReportColumn]:
-    folding, size = fold_graph(graph, depth=cut.depth), len(graph.layers)
+def _folded(graph: Graph, cut: GraphCut, apart: Column | None) -> tuple[ReportColumn, ReportColumn]:
+    folding, size = fold_graph(graph, depth=cut.depth, apart=apart), len(graph.layers)
     stands_for = np.concatenate([folding.layer, folding.node + size])
     rows = np.arange(len(stands_for))
     folded = np.where(stands_for == rows, NONE, stands_for)

@@ -1,8 +1,8 @@
 """Builds a report, i.e. everything that a page in the browser shows of a recording."""
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from ...recording.protocols import RecordingData
 from ...recording.suggestions import count_of
 from ..compile.compilations import Compilations
 from ..divergence.answer import Comparison
+from ..divergence.run_pair import RunPair
 from ..findings.all_checks import CHECKS
 from ..findings.check import run_checks
 from ..findings.finding import Finding
@@ -30,7 +31,9 @@ from ..timeline.arrange import SPAN_KINDS
 from ..timeline.timeline import Timeline, build_timeline
 from ..values.nonfinite import NonFinite
 from .block_gradients import add_block_gradients
+from .difference import ModuleDifference, unite_graphs
 from .findings import FAILURES, Located, Origins, find_findings, find_nonfinite, find_origins
+from .joined_graphs import JoinedGraphs
 from .limits import GraphCut, Limits, choose_window, cut_graph, thin
 from .module_series import choose_kept_steps, tabulate_module_series
 from .modules import ModuleRows, Outputs, Place, list_modules, tabulate_modules
@@ -53,7 +56,12 @@ _OP = SPAN_KINDS.index("op")
 
 
 def build_report(
-    data: RecordingData, limits: Limits, *, step: int | None = None, comparison: Comparison | None = None
+    data: RecordingData,
+    limits: Limits,
+    *,
+    step: int | None = None,
+    comparison: Comparison | None = None,
+    names: tuple[str, str] = ("first run", "second run"),
 ) -> Report:
     """Returns the report of a recording.
 
@@ -63,7 +71,9 @@ def build_report(
         step: the number of the step whose calls and ops are shown; None chooses the step in which the first NaN or
             infinite values came up, the compared runs part or the run failed, and otherwise the one that
             `build_module_tree` chooses.
-        comparison: the comparison with another recording, whose differences become findings.
+        comparison: the comparison with another recording. Its differences become findings, and the tables of modules
+            and of the graph show both recordings.
+        names: the names of the two recordings.
 
     Raises:
         ValueError: the recording has no such step.
@@ -72,14 +82,17 @@ def build_report(
     steps = number_steps(data)
     answer = run_checks(data, CHECKS, ignore=(NONFINITE.name,))
     checked = answer.findings
-    shown = _show_step(
-        data, limits, steps, _choose_step(nonfinite, comparison, checked, steps) if step is None else step
-    )
+    chosen = _choose_step(nonfinite, comparison, checked, steps) if step is None else step
+    shown = _show_step(data, limits, steps, chosen, comparison.pair if comparison is not None else None)
+    second = shown.second
     series = _choose_series(data, limits, shown.number)
-    located = Located(shown.rows.index, shown.graph, shown.cut, steps)
+    located = Located(shown.rows.index, shown.graph, shown.cut, steps, second.graphs if second else None)
     findings = tuple(find_findings(data, nonfinite, comparison, checked, shown.compilations, located))
     tables = _tabulate_step(data, shown, find_origins(findings), series.measured, steps)
     kept = choose_kept_steps(data, shown.rows, limits.values, shown.number)
+    of_steps = tabulate_module_series(data, shown.rows, tables["modules"], steps, kept)
+    if second is not None:
+        tables = {**tables, **_unite(shown, second, tables)}
     return Report(
         title=_name(data.meta.argv),
         about=tuple(_about(data)),
@@ -88,13 +101,14 @@ def build_report(
         medians=shown.sample.describe() if shown.sample is not None else "",
         tables={
             **tables,
-            **tabulate_module_series(data, shown.rows, tables["modules"], steps, kept),
+            **of_steps,
             **_tabulate_series(series, shown, steps),
             "steps": tabulate_steps(data, steps, find_start(data)),
         },
         lanes=list_lanes(shown.timeline) if shown.timeline else (),
         dimensions={"phase": PHASES, "rank": (str(data.meta.rank),)},
         findings=findings,
+        compared=names if comparison is not None else (),
     )
 
 
@@ -111,6 +125,17 @@ class _ShownStep:
     timeline: Timeline | None  # the timeline of the steps around the shown one
     compilations: Compilations | None
     device_times: bool  # whether the times of modules are device times
+    second: "_Second | None" = None  # the same of the second run, if two are shown
+
+
+@dataclass(frozen=True, eq=False)
+class _Second:
+    """The second run, and how the first differs from it."""
+
+    data: RecordingData
+    shown: _ShownStep
+    modules: ModuleDifference
+    graphs: JoinedGraphs
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,21 +155,69 @@ def _choose_step(
     steps: Column,
 ) -> int | None:
     """Returns the first step that a finding is about; None if there is none."""
-    about: list[int | None] = [answer.step for answer in nonfinite[:1]]
+    about: list[int | None] = []
     about += [divergence.step for divergence in comparison.divergences] if comparison is not None else []
+    about += [answer.step for answer in nonfinite[:1]]
     about += [finding.step for finding in checked if finding.check in FAILURES]
     return next((step for step in about if step in steps), None)
 
 
-def _show_step(data: RecordingData, limits: Limits, steps: Column, step: int | None) -> _ShownStep:
+def _show_step(
+    data: RecordingData,
+    limits: Limits,
+    steps: Column,
+    step: int | None,
+    pair: RunPair | None = None,
+    apart: Mapping[Place, Hashable] | None = None,
+) -> _ShownStep:
     tree = build_module_tree(data, step=step)
     number = tree.step.step if tree.step else None
-    rows = list_modules(tree)
     graph = build_graph(data, step=number)
+    second = _show_second(pair, limits, number, graph, step) if pair is not None else None
+    rows = list_modules(tree, second.modules.apart if second is not None else apart)
     timeline = _build_timeline(data, steps, limits.spans, number)
     cut = cut_graph(graph, limits.nodes)
     sample = tree.step.sample if tree.step else None
-    return _ShownStep(number, step, sample, rows, graph, cut, timeline, tree.compilations, tree.device_times)
+    return _ShownStep(
+        number, step, sample, rows, graph, cut, timeline, tree.compilations, tree.device_times, second
+    )
+
+
+def _show_second(
+    pair: RunPair, limits: Limits, number: int | None, graph: Graph, alone: int | None
+) -> _Second | None:
+    """Returns the step of the second run that corresponds to a step of the first; None if there is none."""
+    partner = dict(pair.steps.tolist()).get(number)
+    if number is None or partner is None:
+        return None
+    steps, limits, modules = (
+        number_steps(pair.other),
+        replace(limits, spans=0),
+        ModuleDifference(pair, number),
+    )
+    asked = partner if alone is not None else None
+    shown = _show_step(pair.other, limits, steps, asked, apart=modules.apart_in_second)
+    if shown.number != partner:  # its medians are of another step than those of the first run
+        shown = _show_step(pair.other, limits, steps, partner, apart=modules.apart_in_second)
+    return _Second(pair.other, shown, modules, JoinedGraphs(pair, graph, shown.graph, number))
+
+
+def _unite(
+    shown: _ShownStep, second: _Second, tables: Mapping[str, ReportTable]
+) -> Mapping[str, ReportTable]:
+    """Returns the tables of modules, nodes and edges with those of the second run in them, and its numbers beside."""
+    data, other = second.data, second.shown
+    modules, second_modules, rows = second.modules.unite(
+        shown.rows, other.rows, tables["modules"], _tabulate_modules(data, other, read_measured(data), ())
+    )
+    united = unite_graphs(
+        second.graphs,
+        shown.cut,
+        tables,
+        lambda cut: tabulate_nodes(data, other.graph, cut, other.rows.index, ()),
+        rows,
+    )
+    return {"modules": modules, "second_modules": second_modules, **united}
 
 
 def _choose_series(data: RecordingData, limits: Limits, kept: int | None) -> _ShownSeries:
@@ -158,19 +231,24 @@ def _tabulate_step(
     data: RecordingData, shown: _ShownStep, origins: Origins, measured: list[RoleValues], steps: Column
 ) -> Mapping[str, ReportTable]:
     graph, cut, index = shown.graph, shown.cut, shown.rows.index
-    ops, memory = build_op_table(data, step=shown.alone), build_memory_table(data, step=shown.alone)
-    outputs = _outputs(measured, shown.number)
+    apart = shown.second.graphs.number_layers() if shown.second is not None else None
     tables = {
-        "modules": tabulate_modules(
-            shown.rows, ops, memory, outputs, origins[0], device_times=shown.device_times
-        ),
-        "nodes": tabulate_nodes(data, graph, cut, index, origins[1]),
+        "modules": _tabulate_modules(data, shown, measured, origins[0]),
+        "nodes": tabulate_nodes(data, graph, cut, index, origins[1], apart),
         "edges": tabulate_edges(graph, cut),
         "parameters": tabulate_parameters(measured, graph, index),
     }
     if shown.timeline:
         tables["spans"] = tabulate_spans(data, shown.timeline, graph, cut, index, steps, find_start(data))
     return tables
+
+
+def _tabulate_modules(
+    data: RecordingData, shown: _ShownStep, measured: list[RoleValues], origins: Collection[int]
+) -> ReportTable:
+    ops, memory = build_op_table(data, step=shown.alone), build_memory_table(data, step=shown.alone)
+    outputs = _outputs(measured, shown.number)
+    return tabulate_modules(shown.rows, ops, memory, outputs, origins, device_times=shown.device_times)
 
 
 def _tabulate_series(series: _ShownSeries, shown: _ShownStep, steps: Column) -> Mapping[str, ReportTable]:

@@ -17,7 +17,8 @@ from ..values.nonfinite import Absorbed, NonFinite
 
 #: The kinds of values in a column. Values of the last kinds are rows of the table with that name.
 Kind = Literal[
-    "text", "count", "bytes", "seconds", "flops", "number", "flag", "dtype", "phase", "module", "node", "step", "site"
+    "text", "count", "bytes", "seconds", "flops", "number", "flag", "dtype", "phase", "difference",
+    "module", "node", "step", "site",
 ]  # fmt: skip
 #: The ways to combine the values of several rows into one.
 Aggregate = Literal["sum", "max", "min", "mean", "any", "none"]
@@ -102,6 +103,8 @@ class Report:
     findings: tuple[ReportFinding, ...] = ()
     #: The steps of which modules have the median times; empty where the times are of the shown step.
     medians: str = ""
+    #: The names of the two runs if the page shows their difference; empty if it shows one run.
+    compared: tuple[str, ...] = ()
 
 
 def number_texts(texts: Iterable[str | None]) -> tuple[Column, tuple[str, ...]]:

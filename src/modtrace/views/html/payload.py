@@ -8,12 +8,16 @@ from typing import Any
 
 import numpy as np
 
+from ...analysis.divergence.answer import Comparison
 from ...analysis.report.tables import Report, ReportColumn
 from ..common.columns import printable_lines
 from .findings import describe_finding
 
 #: The version of the payload, as docs/view-payload.md describes it.
 VERSION = 2
+
+#: What the page says if modules of the two runs have no partners because of their names.
+_ON_NAMES = "Modules of B have other names. With --map auto (map='auto') each is paired with one of A, and shown once."
 
 _REQUIRED = ("name", "label", "kind", "aggregate")
 _OPTIONAL = ("about", "measure", "phase", "overlay", "default", "scalar", "together")
@@ -52,8 +56,20 @@ def to_payload(report: Report) -> tuple[dict[str, Any], bytes]:
         "lanes": [vars(lane) for lane in report.lanes],
         "dimensions": [{"name": name, "values": list(values)} for name, values in report.dimensions.items()],
         "findings": [describe_finding(finding) for finding in report.findings],
+        "compared": _describe_compared(report),
     }
     return _escape(values), bytes(numbers)
+
+
+def _describe_compared(report: Report) -> dict[str, Any] | None:
+    """Returns the names of the two runs that a report compares, and the finding with the answer."""
+    answers = [n for n, finding in enumerate(report.findings) if isinstance(finding.answer, Comparison)]
+    if not report.compared or not answers:
+        return None
+    answer = report.findings[answers[0]].answer
+    assert isinstance(answer, Comparison)
+    advice = _ON_NAMES if answer.proposed else ""
+    return {"names": list(report.compared), "finding": answers[0], "advice": advice}
 
 
 def _escape(value: Any) -> Any:

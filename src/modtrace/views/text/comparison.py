@@ -92,8 +92,8 @@ def describe_divergence(diff: Divergence) -> list[str]:
 
 def render_comparison_json(found: Comparison) -> str:
     """Returns the fields as JSON; numbers that are not finite are text."""
-    told = asdict(replace(found, table=None))
-    del told["table"]
+    told = asdict(replace(found, table=None, pair=None))
+    del told["table"], told["pair"]
     return json.dumps(to_json(told)) + "\n"
 
 

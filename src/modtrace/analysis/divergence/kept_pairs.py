@@ -1,0 +1,109 @@
+"""Keeps of a comparison which modules, calls and ops of both recordings correspond, for reports."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ...recording.phase import FORWARD, PHASES
+from ...recording.protocols import RecordingData
+from ...recording.role import BUFFER, PARAMETER
+from ..alignment.contract import Alignment, Unpaired
+from ..tables.columns import Column, Rows, column_of, take
+from ..tables.placement import ModuleName
+from ..tables.run import RunTables
+from .answer import INHERITED, SECOND, VERDICTS
+from .errors import NOTHING
+from .names import choose_harmful
+from .pairs import ComparedPairs
+from .recomputes import MergedPairs
+from .run_pair import CHANGED, EQUAL, FOLLOWS, RESHAPED, Alone, JudgedTensors, RunPair
+
+
+def pair_runs(
+    other: RecordingData, alignment: Alignment, merged: MergedPairs, verdicts: Column, *, other_mesh: bool
+) -> RunPair:
+    """Returns what corresponds in two compared recordings.
+
+    Args:
+        other: the second recording.
+        alignment: which rows of both correspond.
+        merged: the compared pairs.
+        verdicts: the code of each pair's verdict.
+        other_mesh: as for `pair_run`.
+    """
+    pairs = merged.parts[0]
+    a, b = pairs.a.tables, pairs.b.tables
+    return RunPair(
+        other=other,
+        steps=alignment.steps,
+        names=a.names,
+        modules=alignment.modules,
+        parts=tuple(_list_parts(a, b, alignment)),
+        calls=_to_ids(alignment.calls, (a.calls.call_id, b.calls.call_id)),
+        ops=_to_ids(alignment.ops, (column_of(a.ops.table, "op_id"), column_of(b.ops.table, "op_id"))),
+        missing=_list_alone(a, alignment.missing, other_mesh=other_mesh),
+        extra=_list_alone(b, alignment.extra, other_mesh=other_mesh),
+        judged=_judge(merged, verdicts),
+    )
+
+
+def _to_ids(pairs: Rows, ids: tuple[Column, Column]) -> Rows:
+    return np.stack([of[rows] for of, rows in zip(ids, pairs.T, strict=True)], axis=1)
+
+
+def _list_parts(a: RunTables, b: RunTables, alignment: Alignment) -> Sequence[tuple[ModuleName, ModuleName]]:
+    joined = alignment.joined
+    of_a = np.where(joined.whole_in_a, joined.whole, joined.part)
+    of_b = np.where(joined.whole_in_a, joined.part, joined.whole)
+    places = np.stack([a.values.place[of_a], b.values.place[of_b]], axis=1)
+    known, paired = places[(places >= 0).all(axis=1)], {*alignment.modules}
+    named = [(a.names[one], b.names[two]) for one, two in known.tolist()]
+    return [pair for pair in dict.fromkeys(named) if pair not in paired]
+
+
+def _list_alone(tables: RunTables, unpaired: Unpaired, *, other_mesh: bool) -> Alone:
+    is_plain = tables.ops.is_plain | other_mesh
+    calls, _ = choose_harmful(unpaired.calls, np.zeros(len(unpaired.calls), bool))
+    ops, _ = choose_harmful(unpaired.ops, is_plain[unpaired.ops.rows])
+    return Alone(
+        modules=frozenset((name.root, name.path) for name in unpaired.modules),
+        calls=tables.calls.call_id[calls],
+        ops=column_of(tables.ops.table, "op_id")[ops],
+    )
+
+
+def _judge(merged: MergedPairs, verdicts: Column) -> JudgedTensors:
+    own = np.empty(len(verdicts), np.int8)
+    own[merged.order] = verdicts  # in the order of the parts, one after the other
+    level = np.where(own > VERDICTS.index(INHERITED), CHANGED, EQUAL)
+    level[own == VERDICTS.index(INHERITED)] = FOLLOWS
+    ends = np.cumsum([len(part.errors) for part in merged.parts])
+    of_parts = zip(merged.parts, np.split(level, ends[:-1]), strict=True)
+    judged = [
+        _judge_rows(part.a.tables, part.a.rows[kept], of_part[kept])
+        for part, of_part in of_parts
+        if part.recompute_of != SECOND
+        for kept in [~part.errors.is_by(NOTHING)]
+    ]
+    judged.append(_judge_reshaped(merged.parts[0]))
+    return JudgedTensors(
+        **{name: np.concatenate([getattr(rows, name) for rows in judged]) for name in vars(judged[0])}
+    )
+
+
+def _judge_reshaped(pairs: ComparedPairs) -> JudgedTensors:
+    rows = pairs.resized[:, 0]
+    return _judge_rows(pairs.a.tables, rows, np.full(len(rows), RESHAPED))
+
+
+def _judge_rows(tables: RunTables, rows: Rows, level: Column) -> JudgedTensors:
+    values = tables.values
+    return JudgedTensors(
+        step=values.step[rows],
+        place=values.place[rows],
+        call=take(tables.calls.call_id, values.call[rows]),
+        op=take(column_of(tables.ops.table, "op_id"), np.where(values.is_of_op, values.op, -1)[rows]),
+        is_forward=np.isin(values.phase[rows], [-1, PHASES.index(FORWARD)]),
+        is_parameter=values.is_of(PARAMETER, BUFFER, rows=rows),
+        level=level.astype(np.int8),
+    )
