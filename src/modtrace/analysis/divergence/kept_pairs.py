@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...recording.phase import FORWARD, PHASES
 from ...recording.protocols import RecordingData
 from ...recording.role import BUFFER, PARAMETER
 from ..alignment.contract import Alignment, Unpaired
@@ -103,7 +102,7 @@ def _judge_rows(tables: RunTables, rows: Rows, level: Column) -> JudgedTensors:
         place=values.place[rows],
         call=take(tables.calls.call_id, values.call[rows]),
         op=take(column_of(tables.ops.table, "op_id"), np.where(values.is_of_op, values.op, -1)[rows]),
-        is_forward=np.isin(values.phase[rows], [-1, PHASES.index(FORWARD)]),
+        phase=values.phase[rows],
         is_parameter=values.is_of(PARAMETER, BUFFER, rows=rows),
         level=level.astype(np.int8),
     )

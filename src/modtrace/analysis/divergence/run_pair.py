@@ -28,7 +28,7 @@ class JudgedTensors:
     place: Rows  # index of `RunPair.names`; -1 outside of modules
     call: Rows  # the id of its call; -1 for none
     op: Rows  # the id of its op; -1 for none
-    is_forward: Bools
+    phase: Column  # codes of PHASES; -1 for none
     is_parameter: Bools
     level: Column  # one of LEVELS
 

@@ -1,14 +1,15 @@
 """Adds to the tables of a report what differs in a second run: rows that only it has, its numbers, and the verdicts."""
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
 
-from ..divergence.run_pair import FOLLOWS, GRADIENTS, RunPair
+from ...recording.phase import FORWARD, PHASES
+from ..divergence.run_pair import FOLLOWS, GRADIENTS, RESHAPED, RunPair
 from ..tables.columns import Column, Rows, take
-from .joined_graphs import DIFFERENCES, ONLY_A, ONLY_B, JoinedGraphs, include_inside
+from .joined_graphs import DIFFERENCES, INSIDE, ONLY_A, ONLY_B, JoinedGraphs, include_inside
 from .limits import GraphCut
 from .modules import MEMBER, ModuleRows, Place
 from .tables import NONE, ReportTable, number_column
@@ -47,7 +48,12 @@ class ModuleDifference:
         return partners | dict.fromkeys(self._extra, "added")
 
     def unite(
-        self, rows: ModuleRows, rows_b: ModuleRows, table: ReportTable, other: ReportTable
+        self,
+        rows: ModuleRows,
+        rows_b: ModuleRows,
+        table: ReportTable,
+        other: ReportTable,
+        busy: Collection[Place] = (),
     ) -> tuple[ReportTable, ReportTable, Rows]:
         """Returns the united table of modules, that of the second run's numbers, and the new row of its modules.
 
@@ -56,6 +62,7 @@ class ModuleDifference:
             rows_b: those of the second.
             table: the table of the first.
             other: that of the second.
+            busy: modules of the first that run ops which only one of the runs has.
         """
         size = len(rows.nodes)
         added = np.array([row for place, row in rows_b.index.items() if place in self._extra], np.int64)
@@ -75,18 +82,21 @@ class ModuleDifference:
             else column
             for column in append_rows(table, other, added, {"module": new}).columns
         ]
-        columns.insert(0, difference_column(self._find_differences(rows, parent), DIFFERENCES))
+        columns.insert(0, difference_column(self._find_differences(rows, parent, busy), DIFFERENCES))
         columns.append(
             number_column("order", "order", "count", _order_modules(rows, rows_b, new, outer, parent))
         )
         united = ReportTable(rows=len(parent), columns=tuple(columns))
         return united, tabulate_second(united, other, np.append(partner, added)), new
 
-    def _find_differences(self, rows: ModuleRows, parent: Rows) -> Column:
+    def _find_differences(self, rows: ModuleRows, parent: Rows, busy: Collection[Place]) -> Column:
         codes = np.full(len(parent), ONLY_B)
         codes[: len(rows.nodes)] = NONE
         for place, row in rows.index.items():
-            codes[row] = ONLY_A if place in self._missing else self._level.get(place, NONE)
+            own = self._level.get(place, NONE)
+            codes[row] = (
+                ONLY_A if place in self._missing else INSIDE if own < RESHAPED and place in busy else own
+            )
         folded = np.array(rows.folded, np.int64)
         members = np.flatnonzero(folded >= 0)
         np.maximum.at(codes, folded[members], codes[members])  # they are alike
@@ -122,7 +132,8 @@ def _find_levels(pair: RunPair, step: int) -> Mapping[Place, int]:
     judged = pair.judged
     level = np.full(len(pair.names) + 1, NONE)
     rows = np.flatnonzero((judged.step == step) & (judged.place >= 0))
-    own = np.where((judged.level == FOLLOWS) & ~judged.is_forward, GRADIENTS, judged.level)
+    is_forward = np.isin(judged.phase, [NONE, PHASES.index(FORWARD)])
+    own = np.where((judged.level == FOLLOWS) & ~is_forward, GRADIENTS, judged.level)
     np.maximum.at(level, judged.place[rows], own[rows])
     known = zip(pair.names, level.tolist(), strict=False)
     return {(name.root, name.path): code for name, code in known if code >= 0}

@@ -150,7 +150,7 @@ class JoinedGraphs:
         a, judged = self.a, self.pair.judged
         is_shown = judged.step == self.step
         own = np.full(len(a.layers) + len(a.nodes), NONE, np.int64)
-        _raise(own, find_rows(a.layers.call_id, judged.call), judged.level, is_shown & (judged.call >= 0))
+        _raise(own, self._find_layers(), judged.level, is_shown & (judged.call >= 0))
         op = find_rows(a.nodes.op_id, judged.op)
         _raise(own, np.where(op >= 0, op + len(a.layers), NONE), judged.level, is_shown & (judged.op >= 0))
         self._judge_parameters(own)
@@ -160,10 +160,17 @@ class JoinedGraphs:
         own[: len(a.layers)][is_gone], own[len(a.layers) :][ops] = ONLY_A, ONLY_A
         own = np.append(own, np.full(len(self.added), ONLY_B))
         parent = np.concatenate([a.layers.parent, a.nodes.layer, self.parent])
-        callers = parent[np.concatenate([np.flatnonzero(ops) + len(a.layers), self._find_added_ops()])]
-        callers = callers[callers >= 0]
-        own[callers[own[callers] < ONLY_A]] = CHANGED  # they run an op that only one of the runs has
         return include_inside(own, parent)
+
+    def _find_layers(self) -> Rows:
+        """Returns the layer of each judged tensor: of a gradient at a call of forward, that of its backward."""
+        judged, layers = self.pair.judged, self.a.layers
+        found = find_rows(layers.call_id, judged.call)
+        is_elsewhere = (found >= 0) & (judged.phase >= 0) & (take(layers.phase, found) != judged.phase)
+        later = np.flatnonzero(layers.repeats >= 0)
+        keys = layers.repeats[later] * len(PHASES) + layers.phase[later]
+        elsewhere = take(later, find_rows(keys, found * len(PHASES) + judged.phase))
+        return np.where(is_elsewhere, elsewhere, found)
 
     def _judge_parameters(self, own: Column) -> None:
         """Marks the layers of forward whose parameters differ."""
@@ -174,10 +181,19 @@ class JoinedGraphs:
         marked = np.array([(place.root, place.path) in places for place in layers.places], bool)[layers.place]
         own[: len(layers)][marked & (layers.phase == _FORWARD)] = CHANGED
 
-    def _find_added_ops(self) -> Rows:
-        """Returns the ops among the added rows, numbered after the rows of the first graph."""
-        is_op = np.concatenate([np.zeros(len(self.b.layers), bool), self.b.nodes.kind == _OP])
-        return np.flatnonzero(is_op[self.added]) + len(self.a.layers) + len(self.a.nodes)
+    def find_busy(self) -> frozenset[Place]:
+        """Returns the modules of both runs that run ops which only one of them has."""
+        a = self.a
+        is_op = np.concatenate(
+            [
+                a.nodes.kind == _OP,
+                np.append(np.zeros(len(self.b.layers), bool), self.b.nodes.kind == _OP)[self.added],
+            ]
+        )
+        layer = np.concatenate([a.nodes.layer, self.parent])
+        is_alone = self.differences[len(a.layers) :] >= ONLY_A
+        layers = np.unique(layer[is_op & is_alone & (layer >= 0) & (layer < len(a.layers))])
+        return frozenset(_place_of(a, row) for row in layers.tolist() if self.differences[row] < ONLY_A)
 
     def number_layers(self) -> Column:
         """Returns for each layer of the first graph a number that tells it apart from layers that differ otherwise."""

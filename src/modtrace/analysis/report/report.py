@@ -208,7 +208,11 @@ def _unite(
     """Returns the tables of modules, nodes and edges with those of the second run in them, and its numbers beside."""
     data, other = second.data, second.shown
     modules, second_modules, rows = second.modules.unite(
-        shown.rows, other.rows, tables["modules"], _tabulate_modules(data, other, read_measured(data), ())
+        shown.rows,
+        other.rows,
+        tables["modules"],
+        _tabulate_modules(data, other, read_measured(data), ()),
+        second.graphs.find_busy(),
     )
     united = unite_graphs(
         second.graphs,

@@ -1,0 +1,126 @@
+import { expect, test } from "vitest";
+import { Scale } from "../src/colors";
+import { divide, inFirst, inSecond, listRatios, verdictSign } from "../src/difference";
+import { Model } from "../src/model";
+import { OverlayMaker } from "../src/overlay";
+import { firstOf } from "../src/views/compared";
+import { makePayload, readSample } from "./sample";
+
+const measured = { overlay: true, kind: "seconds", measure: "time" };
+const specs = {
+  time: measured,
+  mean: { overlay: true, kind: "number", measure: "mean" },
+  difference: { overlay: true, kind: "difference", measure: "difference", aggregate: "none" },
+};
+
+/** Net with fc, which is changed, head, which the first run has alone, and norm, which the second has alone. */
+function makeCompared(more: Record<string, unknown> = {}): Model {
+  const json = makePayload(
+    {
+      modules: {
+        difference: ["changed inside", "changed", "only in A", "only in B"],
+        label: ["Net", "fc", "head", "norm"],
+        path: ["Net", "fc", "head", "norm"],
+        parent: [null, 0, 0, 0],
+        order: [0, 1, 3, 2],
+        time: [4, 2, 1, null],
+        mean: [1, 1, 1, null],
+      },
+      second_modules: { label: [null, "linear", null, null], time: [8, 1, null, 5], mean: [3, 3, null, 3] },
+      nodes: {
+        difference: ["changed", "changed", "equal", "only in B", "inputs differ"],
+        kind: ["module", "op", "op", "op", "op"],
+        label: ["fc", "mul", "mul", "add", "sub"],
+        parent: [null, 0, 0, 0, 0],
+        phase: ["forward", "forward", "forward", "forward", "forward"],
+        module: [1, 1, 1, 1, 1],
+        folded: [null, null, 1, null, null],
+        count: [1, 2, 0, 1, 1],
+        order: [0, 1, 2, 3, 4],
+        time: [null, 2, 3, null, 0],
+      },
+      second_nodes: { time: [null, 4, 6, 7, 0] },
+    },
+    specs,
+  );
+  return new Model(readSample({ ...json, ...more }));
+}
+
+const start = { step: 0, median: false };
+
+test("a ratio is the second over the first, and blank where one is not known or both are nothing", () => {
+  expect([divide(2, 3), divide(2, 0), divide(0, 2), divide(0, 0), divide(NaN, 1), divide(1, NaN)]).toEqual([
+    1.5,
+    0,
+    Infinity,
+    NaN,
+    NaN,
+    NaN,
+  ]);
+  expect(divide(-1, 2)).toBeNaN();
+});
+
+test("the table has a ratio of each measure but of means", () => {
+  const ratios = listRatios(makeCompared());
+  expect(ratios.map(({ spec }) => spec.label)).toEqual(["time B/A"]);
+  expect([0, 1, 2, 3].map((row) => ratios[0].number(row))).toEqual([2, 0.5, NaN, NaN]);
+});
+
+test("colours show the ratio of each node, and of what stands for several that of the sums", () => {
+  const overlays = new OverlayMaker(makeCompared());
+  expect(overlays.choices.slice(0, 2).map(({ key }) => key)).toEqual(["difference", "ratio:time"]);
+  const overlay = overlays.get("ratio:time", start)!;
+  expect([...overlay.modules]).toEqual([2, 0.5, NaN, NaN]);
+  expect([...overlay.nodes].slice(1)).toEqual([2, 2, NaN, NaN]);
+  expect(overlay.folded[1]).toBe((4 + 6) / (2 + 3));
+  expect(overlay.text(overlay.folded[1])).toBe("×2.00");
+});
+
+test("a scale of ratios has the same in its middle, reaches as far both ways, and ends at ten times", () => {
+  const scale = (...values: number[]) => new Scale([values], undefined, true);
+  expect([scale(1.1).low, scale(1.1).high]).toEqual([0.5, 2]);
+  expect([scale(0.25, 3).low, scale(0.25, 3).high]).toEqual([0.25, 4]);
+  expect(scale(0.001).high).toBe(10);
+  const { place } = scale(1.1);
+  expect([1, 0, Infinity, 0.5].map((value) => place.call(scale(1.1), value))).toEqual([0.5, 0, 1, 0]);
+  expect(scale(0.25, 3).at(0.5)).toBe(1);
+});
+
+test("modules that the second run has alone stand where they ran", () => {
+  const { modules } = makeCompared();
+  expect(modules.children(0)).toEqual([1, 3, 2]);
+});
+
+test("what has another name in the second run has both", () => {
+  const model = makeCompared();
+  expect(model.otherName("modules", 1)).toBe("linear");
+  expect(model.otherName("modules", 0)).toBe("");
+});
+
+test("a value of both runs is told with its ratio, and of arguments those that differ", () => {
+  const model = makeCompared();
+  const time = model.payload.tables.modules.column("time")!;
+  expect(inSecond(time, model.second("modules", "time"), 0)).toBe("B 8.00s  ×2.00");
+  expect(inSecond(time, model.second("modules", "time"), 2)).toBe("");
+  const args = {
+    nodes: { args: ['{"input":"$input","eps":1e-05}'] },
+    second_nodes: { args: ['{"input":"$input","eps":0.01}'] },
+  };
+  const other = new Model(readSample(makePayload(args)));
+  const [one, two] = [other.payload.tables.nodes.column("args")!, other.second("nodes", "args")];
+  expect([inFirst(one, two, 0), inSecond(one, two, 0)]).toEqual(["eps 0.00001", "B eps 0.01"]);
+});
+
+test("the page opens at the place where the runs part, whose module is that of its op", () => {
+  const finding = { title: "the runs part", node: 1, module: -1, step: 0, lines: [] };
+  const compared = { names: ["a", "b"], finding: 0 };
+  expect(firstOf(makeCompared({ findings: [finding], compared }))).toEqual({ module: 1, node: 1 });
+  expect(firstOf(makeCompared({ findings: [{ ...finding, node: -1 }], compared }))).toBeNull();
+  expect(firstOf(makeCompared())).toBeNull();
+});
+
+test("a verdict that matters has a sign besides its colour, and one of a later version is drawn as unknown", () => {
+  expect(["equal", "inputs differ", "changed", "only in A", "only in B", "new"].map(verdictSign)).toEqual([
+    "", "", "≠", "−", "+", "",
+  ]); // prettier-ignore
+});
