@@ -157,3 +157,54 @@ def test_report_opens_with_where_the_recording_and_another_one_part(
         .err.splitlines()[-1]
         .startswith("modtrace: error: c.modtrace: ")
     )
+
+
+def test_page_of_two_runs_names_both_and_how_their_modules_differ(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, last, modules in (("a", 2.0, ["fc"]), ("b", 3.0, ["fc", "norm"])):
+        build = RecordingBuilder(complete=True)
+        net = build.module("", "Net")
+        build.step(0, 0, 90)
+        root = build.call(net, 0, 60, nth=0)
+        for at, module in enumerate(modules):
+            child = build.module(module, "Linear", parent=net)
+            build.output(build.call(child, 10 + 9 * at, 18 + 9 * at, parent=root, nth=0), [1.0, last])
+        write_recording(build.data(), tmp_path / f"{name}.modtrace")
+    monkeypatch.chdir(tmp_path)
+    command("view", "a.modtrace", "--against", "b.modtrace", "--map", "fc=fc")
+    payload = read_payload(Path("a.html").read_text(encoding="utf-8"))
+    assert payload["compared"] == {"names": ["a.modtrace", "b.modtrace"], "finding": 0, "advice": ""}
+    assert payload["tables"]["modules"]["rows"] == payload["tables"]["second_modules"]["rows"] == 3
+    assert "compared" in payload and payload["dictionaries"]["modules.path"] == ["", "fc", "norm"]
+    command("view", "a.modtrace")
+    assert read_payload(Path("a.html").read_text(encoding="utf-8"))["compared"] is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--map", "fc=fc"], "give the other recording, too: --against OTHER"),
+        (["--against", "b.modtrace", "--map", "nothing=fc"], "map='nothing=fc' matches no module"),
+        (["--against", "empty.modtrace"], "a.modtrace and empty.modtrace: "),
+        (["--against", "damaged.modtrace"], "damaged.modtrace"),
+    ],
+)
+def test_runs_that_cannot_be_compared_are_refused_as_compare_refuses_them(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], message: str
+) -> None:
+    for name, values in (("a", True), ("b", True), ("empty", False), ("damaged", True)):
+        build = RecordingBuilder(complete=True)
+        net = build.module("", "Net")
+        build.step(0, 0, 90)
+        root = build.call(net, 0, 60, nth=0)
+        if values:
+            build.output(
+                build.call(build.module("fc", "Linear", parent=net), 10, 20, parent=root, nth=0), [1.0]
+            )
+        write_recording(build.data(), tmp_path / f"{name}.modtrace")
+    next((tmp_path / "damaged.modtrace").rglob("values*.arrow")).write_bytes(b"no arrow" * 99)
+    monkeypatch.chdir(tmp_path)
+    told = command("view", "a.modtrace", *options, code=2).err
+    assert message in told and "Traceback" not in told
+    assert not Path("a.html").exists()
