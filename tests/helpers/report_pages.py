@@ -15,7 +15,7 @@ _TYPES = {"u8": "u1", "i32": "<i4", "f32": "<f4", "f64": "<f8"}
 
 def read_payload(page: str) -> dict[str, Any]:
     """Returns the JSON values of the payload in a page."""
-    found = re.search(r'id="payload">([^<]*)<', page)
+    found = re.search(r'id="payload"[^>]*>([^<]*)<', page)
     assert found
     return decode(found[1])[0]
 

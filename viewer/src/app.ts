@@ -1,7 +1,6 @@
 /** The page: the header, the views as tabs, and the details of the selection; all of them show one state. */
 
 import type { Context, View } from "./context";
-import { verdictSign } from "./difference";
 import { button, h, replaceChildren, textTable } from "./dom";
 import { shorten } from "./format";
 import { showHelp } from "./help";
@@ -9,9 +8,10 @@ import { Model } from "./model";
 import { OverlayMaker } from "./overlay";
 import type { Payload } from "./payload";
 import { drawSvg, savePng, saveSvg } from "./save";
+import { makeStart, reveal } from "./start";
 import { type State, Store, VIEWS, type ViewName } from "./state";
 import { chooseTheme, forgetTheme } from "./theme";
-import { ComparedBar, firstOf } from "./views/compared";
+import { ComparedBar } from "./views/compared";
 import { DetailPane } from "./views/detail";
 import { FindingsView } from "./views/findings";
 import { GraphView } from "./graph/view";
@@ -36,8 +36,6 @@ const MAKERS: Record<ViewName, (context: Context) => View> = {
   timeline: (context) => new TimelineView(context),
   values: (context) => new ValuesView(context),
 };
-/** The most changes that are open at first. */
-const MOST_CHANGED = 8;
 const THEMES = ["auto", "light", "dark"] as const;
 const EVERYTHING = new Set<keyof State>([
   "view",
@@ -63,10 +61,17 @@ export class App {
   private readonly slider: StepSlider;
   private readonly legend: Legend;
   private shown: ViewName | null = null;
+  private readonly ending = new AbortController();
+  private readonly header: HTMLElement;
+  private parts: HTMLElement[] = [];
 
-  constructor(payload: Payload) {
+  /** Shows a payload; as `before` did that of the same recording earlier, if that is given. */
+  constructor(
+    payload: Payload,
+    private before: App | null = null,
+  ) {
     const model = new Model(payload);
-    const store = new Store(makeStart(model));
+    const store = new Store(makeStart(model), this.ending.signal);
     const overlays = new OverlayMaker(model);
     this.context = {
       model,
@@ -74,6 +79,7 @@ export class App {
       overlays,
       hits: { modules: [], nodes: [], problem: "" },
       overlay: null,
+      signal: this.ending.signal,
       select: (selection) => {
         store.update({ ...reveal(model, store.state, selection), ...selection });
       },
@@ -86,12 +92,34 @@ export class App {
     this.searchBox = new SearchBox(this.context);
     this.slider = new StepSlider(this.context);
     this.legend = new Legend(this.context);
+    this.header = this.makeHeader();
+  }
+
+  /** Whether somebody types, or has opened what would close if the page were shown anew. */
+  get isBusy(): boolean {
+    const { activeElement } = document;
+    const isTyping = activeElement instanceof HTMLInputElement && activeElement.value !== "";
+    return (
+      (isTyping && activeElement.type !== "range") ||
+      document.querySelector("dialog[open], details.menu[open]") !== null
+    );
+  }
+
+  /** Puts something below the tabs. */
+  append(element: HTMLElement): void {
+    this.header.append(element);
+  }
+
+  /** Takes the page away, and listens to nothing any more. */
+  stop(): void {
+    this.ending.abort();
+    for (const part of this.parts) part.remove();
   }
 
   start(): void {
     const { payload } = this.context.model;
     document.title = `${shorten(payload.title, 80)} · modtrace`;
-    document.body.append(
+    this.parts = [
       h("a", {
         class: "skip",
         href: "#main",
@@ -103,31 +131,39 @@ export class App {
           },
         },
       }),
-      this.makeHeader(),
+      this.header,
       h("div", { class: "columns" }, h("main", {}, this.main), this.detail.element),
       this.said,
-    );
+    ];
+    document.body.append(...this.parts);
+    const { signal } = this.ending;
     this.context.store.listen((changed) => {
       this.update(changed);
     });
-    document.addEventListener("keydown", (event) => {
-      this.onKey(event);
+    const listen = (target: EventTarget, event: string, listener: (event: Event) => void) => {
+      target.addEventListener(event, listener, { signal });
+    };
+    listen(document, "keydown", (event) => {
+      this.onKey(event as KeyboardEvent);
     });
-    addEventListener("beforeprint", () => {
+    listen(window, "beforeprint", () => {
       this.preparePrint();
     });
-    addEventListener("afterprint", () => {
+    listen(window, "afterprint", () => {
       this.main.querySelector(".printed")?.remove();
       this.update(EVERYTHING);
     });
-    addEventListener("resize", () => {
+    listen(window, "resize", () => {
       this.update(EVERYTHING);
     });
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+    listen(matchMedia("(prefers-color-scheme: dark)"), "change", () => {
       forgetTheme();
       this.update(EVERYTHING);
     });
     this.update(EVERYTHING);
+    const earlier = this.before?.views.get(this.context.store.state.view);
+    if (earlier) this.view.resume?.(earlier);
+    this.before = null;
   }
 
   /** The view that is shown; each is made when it first is. */
@@ -291,92 +327,4 @@ export class App {
     this.context.store.update({ view });
     this.tabs.get(view)?.focus();
   }
-}
-
-/** What the page opens on: the findings if there are any, else the modules, with the outermost ones open. */
-function makeStart(model: Model): State {
-  const { findings, shownStep, tables } = model.payload;
-  const open = new Set<number>();
-  let inside: readonly number[] = model.modules.children(-1);
-  for (let level = 0; level < 3 && open.size + inside.length < 40; level++) {
-    inside.forEach((row) => open.add(row));
-    inside = inside.flatMap((row) => [...model.modulesInside(row, false)]);
-  }
-  const overlay = ["time", "time.forward", "RMS", "parameters"].find(
-    (name) => tables.modules.column(name)?.spec.overlay,
-  );
-  const statistics = model.statistics();
-  const { compared } = model.payload;
-  const first = firstOf(model);
-  for (const row of first ? model.modules.ancestors(first.module) : []) open.add(row);
-  const isOfBoth = tables.modules.column("difference") !== undefined;
-  return {
-    view:
-      compared && isOfBoth
-        ? tables.nodes.rows
-          ? "graph"
-          : "modules"
-        : findings.length || !tables.modules.rows
-          ? "findings"
-          : "modules",
-    module: first?.module ?? -1,
-    node: first?.node ?? -1,
-    site: -1,
-    step: shownStep >= 0 ? shownStep : Math.max(0, tables.steps.rows - 1),
-    median: model.payload.medians !== "",
-    overlay: isOfBoth
-      ? "difference"
-      : (overlay ?? model.payload.tables.modules.columns.find(({ spec }) => spec.overlay)?.spec.name ?? ""),
-    query: "",
-    open,
-    each: new Set(),
-    graphOpen: openAtStart(model),
-    unfolded: new Set(),
-    columns: null,
-    sort: "",
-    flat: false,
-    backward: true,
-    role: "",
-    statistic: statistics[0]?.spec.name ?? "",
-    pins: [],
-    theme: "auto",
-  };
-}
-
-/** The phases, and the roots in them, and what is around that which failed. */
-function openAtStart(model: Model): Set<number> {
-  const open = new Set<number>();
-  for (const phase of model.graph.children(-1)) {
-    if (!["forward", "backward", "recompute"].includes(model.phase(phase))) continue;
-    open.add(phase);
-    const inside = model.graph.children(phase).filter((node) => model.isLayer(node));
-    if (inside.length === 1) open.add(inside[0]);
-  }
-  for (const node of [...model.failures.nodes.slice(-1), ...listChangedNodes(model)])
-    for (const outer of model.graph.ancestors(node)) open.add(outer);
-  return open;
-}
-
-/** The first calls that are changed, or are in one of two runs alone. */
-function listChangedNodes(model: Model): number[] {
-  const rows = Array.from(model.graph.order).filter((row) => {
-    const verdict = model.difference("nodes", row);
-    const isOutermost = model.difference("nodes", model.graph.parent[row]) !== verdict;
-    return model.phase(row) === "forward" && verdictSign(verdict) && isOutermost && model.isLayer(row);
-  });
-  return rows.slice(0, MOST_CHANGED);
-}
-
-/** Opens what is around a selected module in the tree, so that it can be seen. */
-function reveal(model: Model, state: State, selection: Partial<State>): Partial<State> {
-  const change: { -readonly [key in keyof State]?: State[key] } = {};
-  const { module = -1 } = selection;
-  if (module >= 0 && module < model.modules.size) {
-    const folded = model.payload.tables.modules.link("folded", module);
-    const isEach = model.modules.ancestors(module).some((row) => state.each.has(row));
-    const shown = folded >= 0 && !isEach ? folded : module;
-    const closed = model.modules.ancestors(shown).filter((row) => !state.open.has(row));
-    if (closed.length) change.open = new Set([...state.open, ...closed]);
-  }
-  return change;
 }

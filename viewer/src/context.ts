@@ -15,6 +15,8 @@ export interface Context {
   /** The chosen overlay at the chosen step. */
   overlay: Overlay | null;
   select(selection: Partial<Pick<State, "module" | "node" | "site" | "step" | "view">>): void;
+  /** Ends when the page is shown anew, with what listens outside of it. */
+  readonly signal: AbortSignal;
   /** Tells a screen reader, and shows for a moment. */
   say(text: string): void;
 }
@@ -33,6 +35,8 @@ export interface View {
   table?(): TextTable;
   /** Draws what is shown now onto something else, for a file. */
   picture?(): Picture;
+  /** Goes on where the view of an earlier state of the same recording was; is called when both are drawn. */
+  resume?(before: View): void;
   /** Handles a key that nothing before it wanted; returns whether it did. */
   onKey?(event: KeyboardEvent): boolean;
 }

@@ -3,6 +3,7 @@
 import "./style.css";
 import { App } from "./app";
 import { h } from "./dom";
+import { Follower } from "./follow";
 import { decodePayload } from "./payload";
 
 async function start(): Promise<void> {
@@ -10,9 +11,24 @@ async function start(): Promise<void> {
   const element = document.getElementById("payload");
   if (!element?.textContent) throw new Error("There is no data in it.");
   const payload = await decodePayload(element.textContent);
+  const { follow } = element.dataset;
   element.remove();
-  new App(payload).start();
+  let app = new App(payload);
+  app.start();
   document.documentElement.dataset.ready = String(Math.round(performance.now() - began));
+  if (follow === undefined) return;
+  const progress = h("p", { class: "follow", role: "status" });
+  const follower = new Follower(progress, follow, async (text) => {
+    if (app.isBusy) return false;
+    const next = new App(await decodePayload(text), app);
+    app.stop();
+    app = next;
+    app.start();
+    app.append(progress);
+    return true;
+  });
+  app.append(progress);
+  void follower.run();
 }
 
 start().catch((error: unknown) => {

@@ -105,11 +105,15 @@ export class Store {
   private isWaiting = false;
   private isPlace = false;
 
-  constructor(private readonly start: State) {
+  constructor(
+    private readonly start: State,
+    signal?: AbortSignal,
+  ) {
     this.state = decodeState(location.hash, start);
-    addEventListener("popstate", () => {
+    const goBack = () => {
       this.set(decodeState(location.hash, start), false);
-    });
+    };
+    addEventListener("popstate", goBack, { signal });
   }
 
   listen(listener: (changed: ReadonlySet<Key>) => void): void {

@@ -1,6 +1,7 @@
 """`modtrace view`: writes a report for the browser."""
 
 import os
+import time
 from pathlib import Path
 
 import click
@@ -11,8 +12,10 @@ from ..analysis.tables.missing_rows import explain_empty
 from ..api.report import MAX_MB, make_report
 from ..errors import NothingRecordedError
 from ..recording.protocols import RecordingData
+from ..store.reader import FolderReader
 from ..views.common.numbers import format_bytes
 from ..views.common.whole_file import write_pieces
+from .follow import FollowedReport, ReportServer
 from .open_run import AskedStep, errors_of, open_with_rows, read_step, step_option
 from .output import print_text, tell, tell_marks, wrap
 
@@ -48,8 +51,19 @@ _STEP = (
     metavar="EXPRESSION=PATH",
     help="How modules of RUN are called in OTHER, as for compare; auto finds it. Several may be given.",
 )
+@click.option(
+    "--follow",
+    is_flag=True,
+    help="Serve the report on this machine while RUN is recorded, with new steps as they come, until Ctrl-C.",
+)
 def view(
-    run: str, path: str | None, step: AskedStep, max_mb: float, against: str | None, rules: tuple[str, ...]
+    run: str,
+    path: str | None,
+    step: AskedStep,
+    max_mb: float,
+    against: str | None,
+    rules: tuple[str, ...],
+    follow: bool,
 ) -> None:
     """Writes a report of the recording RUN: one file for the browser, which loads nothing.
 
@@ -60,6 +74,13 @@ def view(
     number = read_step(run, data, step)
     if rules and against is None:
         raise click.BadParameter("give the other recording, too: --against OTHER", param_hint="--map")
+    if follow:
+        if path is not None or against is not None:
+            raise click.UsageError(
+                "--follow serves one recording and writes no file: leave -o and --against out."
+            )
+        _follow(data, number, max_mb)
+        return
     comparison = _compare(data, run, against, rules) if against is not None else None
     with errors_of(run, data):
         page = make_report(
@@ -71,6 +92,18 @@ def view(
         raise NothingRecordedError(f"{run}: {nothing}")
     if path != _STDOUT:
         tell_marks(data.meta.marks)
+
+
+def _follow(data: RecordingData, step: int | None, max_mb: float) -> None:
+    """Serves the report until Ctrl-C."""
+    assert isinstance(data, FolderReader)  # several ranks are not shown together
+    with ReportServer(FollowedReport(data, step=step, max_mb=max_mb)) as server:
+        print_text(wrap(f"{server.url}\nOpen it in a browser of this machine. Ctrl-C ends it.\n"))
+        try:
+            while True:
+                time.sleep(3600)
+        except KeyboardInterrupt:
+            print_text("ended\n")
 
 
 def _compare(data: RecordingData, run: str, against: str, rules: tuple[str, ...]) -> Comparison:

@@ -81,6 +81,17 @@ class FolderReader:
                     marks = [*self._cut_tables(ended), *of_tensors]
         return replace(meta, marks=(*meta.marks, *marks), complete=meta.complete and not marks)
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether the run has closed the recording; a run that is killed never does.
+
+        Raises:
+            RecordingReplacedError: another run has replaced it.
+            RecordingError: its file cannot be read any more.
+        """
+        self._check_is_same()
+        return self._stored.ended is not None
+
     def table(self, name: str) -> pa.Table:
         """Returns all rows of a table, in its schema.
 

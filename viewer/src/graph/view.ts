@@ -77,6 +77,10 @@ export class GraphView implements View, Drawn {
     return this.chosen < 0 ? -1 : this.layout.levels.shown(this.chosen);
   }
 
+  resume(before: View): void {
+    if (before instanceof GraphView) ({ camera: this.camera, isFitted: this.isFitted } = before);
+  }
+
   private openAll(node: number): void {
     const { graph } = this.context.model;
     const rows = node < 0 ? graph.order : graph.order.subarray(graph.position[node], graph.end[node]);

@@ -31,6 +31,7 @@ export class ModuleTable implements View {
   private columns: readonly Column[] = [];
   /** The moment whose numbers the columns have. */
   private moment = NaN;
+  private top = 0;
   private readonly scales = new Map<string, Scale>();
   private rows: number[] = [];
   private depths = new Map<number, number>();
@@ -41,6 +42,7 @@ export class ModuleTable implements View {
     this.element.append(this.bar, this.grid);
     this.makeBar();
     this.grid.addEventListener("scroll", () => {
+      this.top = this.grid.scrollTop;
       this.drawRows();
     });
     this.body.addEventListener("click", (event) => {
@@ -108,6 +110,10 @@ export class ModuleTable implements View {
     this.grid.setAttribute("aria-rowcount", String(this.rows.length + 1));
     if (changed.has("module") || changed.has("view")) this.scrollTo(this.shownRow(this.state.module));
     this.drawRows();
+  }
+
+  resume(before: View): void {
+    if (before instanceof ModuleTable) this.grid.scrollTop = before.top;
   }
 
   private makeChooser(): void {

@@ -35,9 +35,10 @@ export class SearchBox {
     this.element.addEventListener("keydown", (event) => {
       this.onKey(event);
     });
-    document.addEventListener("pointerdown", (event) => {
+    const close = (event: Event) => {
       if (!this.element.contains(event.target as Node)) this.results.hidden = true;
-    });
+    };
+    document.addEventListener("pointerdown", close, { signal: context.signal });
   }
 
   focus(): void {

@@ -13,18 +13,33 @@ from .payload import encode_payload
 
 _HEAD = "<!-- modtrace:head -->"
 _PAYLOAD = "<!-- modtrace:payload -->"
+_PAYLOAD_ELEMENT = re.compile(r'id="payload"[^>]*>([^<]*)<')
 _SCRIPT = re.compile(r"<script[^>]*>(.*?)</script>", re.DOTALL)
 _STYLE = re.compile(r"<style[^>]*>(.*?)</style>", re.DOTALL)
 
 
-def render_report(report: Report) -> str:
-    """Returns the page with the report in it."""
+def render_report(report: Report, *, follows: str | None = None) -> str:
+    """Returns the page with the report in it.
+
+    Args:
+        report: the report.
+        follows: the state of a recording that grows, as the server of the page has it. The page then may ask its own
+            server, and no other, for new data.
+    """
     page = _read_page()
-    head = _PAGE_POLICY.format(_policy_of(page))
-    payload = f'<script type="application/json" id="payload">{encode_payload(report)}</script>'
+    head = _PAGE_POLICY.format(_policy_of(page) + ("" if follows is None else "; connect-src 'self'"))
+    mark = "" if follows is None else f' data-follow="{html.escape(follows)}"'
+    payload = f'<script type="application/json" id="payload"{mark}>{encode_payload(report)}</script>'
     before, _, rest = page.partition(_HEAD)
     between, _, after = rest.partition(_PAYLOAD)
     return before + head + between + payload + after
+
+
+def payload_of(page: str) -> str:
+    """Returns the payload in a page."""
+    found = _PAYLOAD_ELEMENT.search(page)
+    assert found is not None
+    return found[1]
 
 
 def size_without_data() -> int:
