@@ -161,6 +161,7 @@ def test_model_whose_copy_in_float64_does_not_run_has_no_rounding(tmp_path: Path
     assert 1e-8 < rounding[0] < 1e-6 and rounding[1] == 0
 
 
+@pytest.mark.usefixtures("seeded")  # with one seed of twenty, the bit is rounded away in all outputs
 def test_half_precision_passes_in_its_environment_and_a_flipped_bit_does_not(tmp_path: Path) -> None:
     model, x = nn.Sequential(nn.Linear(8, 8), nn.GELU()).bfloat16(), X.bfloat16()
     make_assertions(tmp_path, update=True).assert_same(model, (x,), golden="half")
