@@ -8,11 +8,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-import torch.multiprocessing
 from torch import nn
 from torch.distributed import all_reduce as bound_early
 
 import modtrace
+from helpers.rank_processes import run_ranks
 
 
 class Calls(nn.Module):
@@ -99,7 +99,7 @@ KINDS: dict[str, tuple[Callable[[torch.Tensor, int], Any], list[tuple[Any, ...]]
 
 def record(folder: Path) -> list[str]:
     """Records all of them in one step for each on two ranks; gives the paths of the recordings."""
-    torch.multiprocessing.spawn(_run, (str(folder),), nprocs=2)
+    run_ranks(_run, (str(folder),), 2)
     return [str(folder / name) for name in ("calls.modtrace", "failing.modtrace")]
 
 

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed._functional_collectives import all_to_all_single_autograd
@@ -38,6 +37,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 
 import modtrace
+from helpers.rank_processes import run_ranks
 from modtrace import Capture
 
 STEPS, BATCH, LENGTH, WIDTH, HEADS, WORDS, LAYERS = 3, 8, 8, 16, 4, 32, 4
@@ -516,7 +516,7 @@ def record_runs(folder: Path, runs: Sequence[Run], world: int) -> dict[str, Reco
     """Trains each run with and without a recording in as many processes, one after the other."""
     paths = {run.name: folder / f"{run.name.replace(' ', '-')}.modtrace" for run in runs}
     several = [(str(paths[run.name]), run) for run in runs if run.kind != "single"]
-    torch.multiprocessing.spawn(_train_all, (world, str(folder), several), nprocs=world)
+    run_ranks(_train_all, (world, str(folder), several), world)
     for run in runs:
         if run.kind == "single":
             _train_twice(run, str(paths[run.name]), 0, 1)

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
@@ -16,6 +15,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 import modtrace
+from helpers.rank_processes import run_ranks
 from modtrace import Capture
 
 STEPS, BATCH, WIDTH, OUTPUTS = 3, 8, 16, 5
@@ -138,7 +138,7 @@ def record_runs(folder: Path, runs: Mapping[str, Run], world: int) -> dict[str, 
     """Trains each of the runs in as many processes, one after the other; gives the paths of the recordings."""
     paths = {name: str(folder / f"{name.replace(' ', '-')}.modtrace") for name in runs}
     several = {paths[name]: run for name, run in runs.items() if run.kind != "single"}
-    torch.multiprocessing.spawn(_train_all, (world, str(folder), tuple(several.items())), nprocs=world)
+    run_ranks(_train_all, (world, str(folder), tuple(several.items())), world)
     for name, run in runs.items():
         if run.kind == "single":
             train(run, paths[name])

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import init_device_mesh
@@ -20,6 +19,7 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.nn.parallel import DistributedDataParallel
 
 from helpers.asked import OPS, Asked
+from helpers.rank_processes import run_ranks
 from modtrace import ModuleTracker
 
 COMMUNICATION = {
@@ -109,7 +109,7 @@ def ask(model: nn.Module, tracker: Any, answer: Callable[[Any], str] | None = No
 
 def in_processes(world: int, names: list[str], folder: Path) -> list[dict[str, list[str]]]:
     """For each rank what modtrace says of each of the models, while as many processes train them together."""
-    torch.multiprocessing.spawn(_run_rank, (world, names, str(folder)), nprocs=world)
+    run_ranks(_run_rank, (world, names, str(folder)), world)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world)]
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
@@ -18,6 +17,7 @@ from collect.recorder.test_bit_identity import CHECKPOINTS, train_gpt
 from collect.recorder.test_bit_identity import RUNS as RUNS_OF_CALLS
 from collect.values.test_values_bit_identity import EVERYTHING, OVER_RUNS, WARNINGS_OF_TORCH
 from collect.values.test_values_bit_identity import RUNS as RUNS_OF_VALUES
+from helpers.rank_processes import run_ranks
 from helpers.ranks import Net
 from helpers.twins import assert_untouched, bits, state
 from modtrace import Capture
@@ -111,7 +111,7 @@ def run_rank(rank: int, folder: str) -> None:
 
 @pytest.mark.soak  # the usual runs train so in one process
 def test_ranks_that_train_together_have_the_same_bits_with_everything_captured(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(run_rank, (str(tmp_path),), nprocs=2)
+    run_ranks(run_rank, (str(tmp_path),), 2)
     for rank in range(2):
         report = json.loads((tmp_path / f"{rank}.json").read_text())
         plain, recorded = report["outcomes"]
