@@ -8,18 +8,26 @@ from pathlib import Path
 
 import pytest
 
+import modtrace
+from helpers.command_ends import end_of_modtrace, end_of_program
+
 SHOW = """
 import sys
-import torch
 print(sorted(globals()))
 print(__name__, __file__, repr(__package__), __spec__ and (__spec__.name, __spec__.origin), __cached__)
 print(type(__loader__), type(__builtins__), __annotations__, sys.argv, sys.path[0])
 import {helper}
 {helper}.run()
 """
-HELPER = (
-    "import torch\ndef run():\n    torch.nn.Linear(2, 2)(torch.ones(2))\n    print('the helper', __file__)\n"
-)
+#: What plain Python shows needs no torch, which takes seconds to import.
+HELPER = """
+import sys
+def run():
+    if "modtrace" in sys.modules:
+        import torch
+        torch.nn.Linear(2, 2)(torch.ones(2))
+    print("the helper", __file__)
+"""
 
 RAISE = """
 import torch
@@ -39,6 +47,7 @@ def fail():
 fail()
 """
 
+RUN_PLAINLY = "import os, runpy; runpy.run_path(os.path.abspath('script.py'), run_name='__main__')"
 
 CAUGHT = """
 import sys, traceback
@@ -104,9 +113,15 @@ for failing in (
 """
 
 
-def run(folder: Path, *arguments: str) -> tuple[str, str]:
+def run_plainly(folder: Path, *arguments: str) -> tuple[str, str]:
     """Returns what a command of Python prints, and what it says on standard error."""
     done = subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, text=True)
+    return done.stdout, done.stderr
+
+
+def record(folder: Path, *arguments: str) -> tuple[str, str]:
+    """Returns the same of `modtrace record`."""
+    done = end_of_modtrace(folder, "record", *arguments)
     return done.stdout, done.stderr
 
 
@@ -132,15 +147,16 @@ def programs(tmp_path: Path) -> Path:
     ids=" ".join,
 )
 def test_program_sees_the_globals_and_paths_that_python_gives_it(programs: Path, program: list[str]) -> None:
-    plain, error = run(programs, *program, "one")
+    plain, error = run_plainly(programs, *program, "one")
     assert "the helper" in plain, error
-    assert run(programs, "-m", "modtrace", "record", "-q", "-o", "run", *program, "one") == (plain, "")
+    assert record(programs, "-q", "-o", "run", *program, "one") == (plain, "")
+    assert modtrace.open_recording(programs / "run").table("calls").num_rows == 1
 
 
 def test_archive_without_a_main_is_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "none.zip", "w") as archive:
         archive.writestr("inner.py", "")
-    _, error = run(tmp_path, "-m", "modtrace", "record", "none.zip")
+    _, error = record(tmp_path, "none.zip")
     assert "none.zip: this is an archive without a __main__.py; give the script to run" in error
 
 
@@ -157,8 +173,8 @@ def test_archive_without_a_main_is_refused(tmp_path: Path) -> None:
 )
 def test_no_frame_of_ours_shows_below_an_uncaught_error(tmp_path: Path, raised: str) -> None:
     (tmp_path / "script.py").write_text(RAISE.format(raised=raised))
-    _, plain = run(tmp_path, "script.py")
-    _, shown = run(tmp_path, "-m", "modtrace", "record", "-q", "--ops", "-o", "run", "script.py")
+    plain = end_of_program(tmp_path, RUN_PLAINLY).stderr
+    _, shown = record(tmp_path, "-q", "--ops", "-o", "run", "script.py")
     assert "ZeroDivisionError" in shown
     assert "modtrace/collect" not in shown
 
@@ -171,18 +187,16 @@ def test_no_frame_of_ours_shows_below_an_uncaught_error(tmp_path: Path, raised: 
 @pytest.mark.skipif(
     sys.version_info < (3, 11), reason="before, an error that is raised on gets an entry for the frame"
 )
-@pytest.mark.parametrize("options", [[], ["--ops"], ["--ops", "--source"]], ids=" ".join)
-def test_tracebacks_that_a_program_prints_itself_are_those_of_plain_python(
-    tmp_path: Path, options: list[str]
-) -> None:
+def test_tracebacks_that_a_program_prints_itself_are_those_of_plain_python(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(CAUGHT)
-    _, plain = run(tmp_path, "script.py")
+    plain = end_of_program(tmp_path, RUN_PLAINLY).stderr
     assert plain.count("Traceback (most recent call last)") > 30
-    _, shown = run(tmp_path, "-m", "modtrace", "record", "-q", "-o", "run", *options, "script.py")
-    assert "src/modtrace" not in shown
 
     def places(text: str) -> list[str]:
         calls = "torch/nn/modules/module.py"  # which makes a call with hooks in two frames more
         return [line for line in text.splitlines() if line.strip().startswith("File") and calls not in line]
 
-    assert places(shown) == places(plain)
+    for options in ([], ["--ops"], ["--ops", "--source"]):
+        _, shown = record(tmp_path, "-q", "--overwrite", "-o", "run", *options, "script.py")
+        assert "src/modtrace" not in shown
+        assert places(shown) == places(plain), options

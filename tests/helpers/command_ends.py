@@ -1,4 +1,4 @@
-"""Runs many commands of `modtrace record`, or of `python`, sends them signals, and returns how they end.
+"""Runs many commands of `modtrace`, or programs, sends them signals, and returns how they end.
 
 As a program it imports what `modtrace record` needs, and then forks for each command that its standard input names: a
 process takes seconds to import torch. It serves all tests of a run, each line is one question, and ends with them.
@@ -82,6 +82,11 @@ def ends_of_modtrace(
 def end_of_modtrace(folder: Path, *arguments: str, before: str = "") -> End:
     """As `ends_of_modtrace`, of one command."""
     return ends_of_modtrace(folder, {"command": arguments}, before=before)["command"]
+
+
+def end_of_program(folder: Path, code: str, *arguments: str) -> End:
+    """Returns how `python -c code` ends in a process that has imported torch and modtrace, and has recorded a run."""
+    return end_of_modtrace(folder, "-c", code, *arguments)
 
 
 def ends_after_signals(folder: Path, commands: Mapping[str, Signalled]) -> dict[str, EndAfterSignal]:
@@ -240,6 +245,13 @@ def _prepare(is_recorded: bool) -> None:
         main()
 
 
+def _run_program() -> None:
+    code = sys.argv.pop(2)
+    del sys.argv[0]
+    sys.path[0] = ""
+    exec(compile(code, "<string>", "exec"), {"__name__": "__main__"})
+
+
 def _serve() -> None:
     """Returns in the process of each command. Each question is answered by a fork, in the folder of its own."""
     for line in sys.stdin:
@@ -263,4 +275,4 @@ if __name__ == "__main__":
     _prepare(sys.argv[1] == "recorded")
     gc.freeze()  # what is imported: the processes of commands need not look through it as they end
     _serve()
-    main()
+    _run_program() if sys.argv[1:2] == ["-c"] else main()

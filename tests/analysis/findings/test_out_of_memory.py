@@ -1,7 +1,5 @@
 """What lived when the CPU had no memory for an op is summed up; what the program catches is one line."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +7,7 @@ import torch
 from torch import nn
 
 import modtrace
+from helpers.command_ends import end_of_modtrace
 from helpers.findings import check_run
 from helpers.health_models import FAMILIES, Stack, train
 from modtrace.recording.out_of_memory import is_out_of_memory, requested_bytes
@@ -129,9 +128,8 @@ def test_record_prints_it_at_its_end(ops: list[str], tmp_path: Path) -> None:
         f"        return x + torch.empty({_TOO_MUCH}, dtype=torch.uint8)\n"
         "torch.nn.Sequential(torch.nn.Linear(2, 2), Big())(torch.ones(1, 2))\n"
     )
-    command = [sys.executable, "-m", "modtrace", "record", *ops, "program.py"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert done.returncode == 1
+    done = end_of_modtrace(tmp_path, "record", *ops, "program.py")
+    assert done.status == 1
     assert "modtrace: Sequential/1 is out of memory in step 0: " in done.stderr
     assert ("modtrace:   largest: " in done.stderr) == bool(ops)
 

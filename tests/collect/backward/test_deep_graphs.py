@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,43 +13,46 @@ from torch import nn
 
 import modtrace
 from helpers import deep_graphs
+from helpers.command_ends import end_of_program
 from helpers.deep_graphs import SMALL_STACK, TOOLS
 from modtrace.torch_internals.deep_graphs import ReleasedInTurn
 
 
-def free(stack: int, nodes: int, calls: int, *tools: str, code: str = "pass") -> list[str]:
-    """Runs the helper in a process of its own, after some code; returns the tools whose graphs it has freed."""
-    script = f"import runpy, sys; {code}; runpy.run_path({deep_graphs.__file__!r}, run_name='__main__')"
+def free(
+    folder: Path, stack: int, nodes: int, calls: int, *tools: str, is_compiled: bool = True
+) -> list[str]:
+    """Runs the helper in a process of its own; returns the tools whose graphs it has freed."""
+    script = f"import runpy, sys; runpy.run_path({deep_graphs.__file__!r}, run_name='__main__')"
     arguments = (*map(str, (stack, nodes, calls)), *tools)
-    ended = subprocess.run(
-        [sys.executable, "-c", script, *arguments],
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=500,
-        check=False,
-    )
-    return [line.removesuffix(" freed") for line in ended.stdout.splitlines()]
+    if is_compiled:
+        stdout = end_of_program(folder, script, *arguments).stdout
+    else:
+        without = "import sys; sys.modules['modtrace.torch_internals._released_in_turn'] = None; "
+        command = [sys.executable, "-c", without + script, *arguments]
+        stdout = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False).stdout
+    return [line.removesuffix(" freed") for line in stdout.splitlines()]
 
 
-def test_chain_of_60_000_nodes_is_freed_on_the_main_thread():
+def test_chain_of_60_000_nodes_is_freed_on_the_main_thread(tmp_path):
     """Its stack of 8 MiB holds some 48,000."""
-    assert free(0, 60_000, 500, "backward_times") == ["backward_times"]
+    assert free(tmp_path, 0, 60_000, 500, "backward_times") == ["backward_times"]
 
 
-def test_chain_is_freed_on_a_thread_with_a_small_stack():
-    assert free(SMALL_STACK, 4_000, 1_000, *TOOLS) == [*TOOLS]
+def test_chain_is_freed_on_a_thread_with_a_small_stack(tmp_path):
+    assert free(tmp_path, SMALL_STACK, 4_000, 1_000, *TOOLS) == [*TOOLS]
 
 
 @pytest.mark.skipif(sys.version_info[:2] == (3, 13), reason="CPython 3.13 frees tuples 10,000 deep")
-def test_chain_is_freed_without_the_compiled_part():
-    code = "sys.modules['modtrace.torch_internals._released_in_turn'] = None"
-    assert free(SMALL_STACK, 4_000, 1_000, "backward_times", code=code) == ["backward_times"]
+def test_chain_is_freed_without_the_compiled_part(tmp_path):
+    assert free(tmp_path, SMALL_STACK, 4_000, 1_000, "backward_times", is_compiled=False) == [
+        "backward_times"
+    ]
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("tool", TOOLS)
-def test_chain_of_1_000_000_nodes_is_freed(tool):
-    assert free(0, 1_000_000, 20_000, tool) == [tool]
+def test_chain_of_1_000_000_nodes_is_freed(tmp_path, tool):
+    assert free(tmp_path, 0, 1_000_000, 20_000, tool) == [tool]
 
 
 class Token:

@@ -1,8 +1,6 @@
 """`record(keep_last=K)`: the last steps are written when something goes wrong, in full, and nothing otherwise."""
 
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ import torch
 from torch import nn
 
 import modtrace
+from helpers.command_ends import end_of_program
 from helpers.ours import assert_bounded, settled
 from helpers.stat_rows import rows as stat_rows
 from helpers.user_modes import SeesOps
@@ -314,9 +313,8 @@ run(3)
 def test_block_that_is_never_left_ends_cleanly_and_a_fork_writes_nothing_of_what_its_parent_holds(
     tmp_path: Path,
 ) -> None:
-    command = [sys.executable, "-c", FORKING, str(tmp_path / "run")]
-    ended = subprocess.run(command, capture_output=True, text=True)
-    assert (ended.returncode, ended.stderr) == (0, "")
+    ended = end_of_program(tmp_path, FORKING, str(tmp_path / "run"))
+    assert (ended.status, ended.stderr) == (0, "")
     opened = modtrace.open_recording(tmp_path / "run")
     assert opened.meta.complete
     assert [each.reason for each in opened.meta.notes] == [
