@@ -2,11 +2,10 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -36,37 +35,23 @@ WANTED = {
 }
 
 
-@pytest.fixture(params=WANTED)
-def how(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of recordings of two ranks each, that were killed all at once while they hung, by the way to hang."""
+    folder = tmp_path_factory.mktemp("hangs")
+    program = [sys.executable, hanging_training.__file__, *WANTED, str(folder)]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, text=True, start_new_session=True) as ranks:
+        try:
+            assert ranks.stdout is not None
+            for _ in range(2 * len(WANTED)):
+                assert ranks.stdout.readline() == "hangs\n"
+            time.sleep(HANGS_S)
+        finally:
+            os.killpg(ranks.pid, signal.SIGKILL)
+    return folder
 
 
-@pytest.fixture
-def killed(how: str, tmp_path: Path) -> Iterator[str]:
-    """The recording of a run of two ranks that were killed, all at once, while they hung."""
-    to = str(tmp_path / "run.modtrace")
-    program = [sys.executable, hanging_training.__file__, how, to, str(tmp_path / "store")]
-    environment = {**os.environ, "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "hangs"}
-    with ExitStack() as stack:
-        ranks = [
-            stack.enter_context(
-                subprocess.Popen(
-                    program, env={**environment, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True
-                )
-            )
-            for rank in (0, 1)
-        ]
-        stack.callback(lambda: [rank.kill() for rank in ranks])
-        for rank in ranks:
-            assert rank.stdout is not None
-            assert rank.stdout.readline() == "hangs\n"
-        time.sleep(HANGS_S)
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-        yield to
-
-
-def test_rank_that_did_not_come_is_named(killed: str, how: str, command: Command) -> None:
-    told = command("ranks", killed, code=1).out.splitlines()
+@pytest.mark.parametrize("how", WANTED)
+def test_rank_that_did_not_come_is_named(killed: Path, how: str, command: Command) -> None:
+    told = command("ranks", str(killed / f"{how}.modtrace"), code=1).out.splitlines()
     assert [re.sub(r"was there for \S+ when last seen", "waits", line) for line in told[:3]] == WANTED[how]

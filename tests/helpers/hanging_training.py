@@ -1,4 +1,7 @@
-"""Trains on two ranks of which one stops coming: run as a program. It prints `hangs` when the other one waits."""
+"""Trains on two ranks of which one stops coming: run as a program, with the ways to hang and a folder.
+
+The ranks are forks of it, all at once. Each prints `hangs` when it waits, or lets the other one wait.
+"""
 
 import os
 import sys
@@ -35,7 +38,7 @@ class Layer(nn.Module):
 
 def stop(how: str) -> None:
     """Rank 1 sleeps, in a message rank 0 forgets to send; the other one goes on to wait."""
-    print("hangs", flush=True)
+    os.write(1, b"hangs\n")  # at once: ranks share the pipe
     rank = dist.get_rank()
     if how == "message" and rank == 1:
         dist.recv(torch.ones(3), 0)
@@ -43,21 +46,19 @@ def stop(how: str) -> None:
         time.sleep(1000)
 
 
-def main() -> None:
-    how, to, store = sys.argv[1:]
-    torch.set_num_threads(1)
+def train(how: str, rank: int, folder: str) -> None:
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2", TORCHELASTIC_RUN_ID="hangs")
     torch.manual_seed(0)
-    rank = int(os.environ["RANK"])
-    files = dist.FileStore(store, 2)
+    files = dist.FileStore(f"{folder}/{how}-store", 2)
     dist.init_process_group("gloo", store=files, rank=rank, world_size=2, timeout=timedelta(seconds=300))
     model: nn.Module = nn.Sequential(*(Layer(number, how) for number in range(LAYERS)))
     if how == "buckets":
         model = DistributedDataParallel(model, bucket_cap_mb=0.002)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with modtrace.record(model, to=to):
+    with modtrace.record(model, to=f"{folder}/{how}.modtrace"):
         for step in range(STEP + 1):
             if how == "buckets" and step == STEP:
-                print("hangs", flush=True)
+                os.write(1, b"hangs\n")
                 time.sleep(1000 * rank)
             model(torch.randn(4, 16)).sum().backward()
             optimizer.step()
@@ -65,4 +66,11 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    *ways, where = sys.argv[1:]
+    for way in ways:
+        for number in (0, 1):
+            if not os.fork():
+                train(way, number, where)
+                os._exit(1)
+    os.wait()
