@@ -21,7 +21,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.modtrace-stamp
 BENCH_STAMP := $(VENV)/.modtrace-bench-stamp
 SPARK_STAMP := $(VENV)/.modtrace-spark-stamp
-PIP := PIP_ROOT_USER_ACTION=ignore PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq
+# Python keeps what it compiles, also where that is switched off. It compiles what is imported: pip would compile ten
+# times as much, in a minute.
+unexport PYTHONDONTWRITEBYTECODE
+PIP := PIP_ROOT_USER_ACTION=ignore PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq --no-compile
 CHECKED := src tests examples benchmarks docs
 # The tests of `make test`; those of plain installs run before them.
 USUAL := not ranks and not soak and not zoo and not browser and not compile and not base and not device and not spark
@@ -72,6 +75,7 @@ $(STAMP): pyproject.toml constraints.txt setup.py $(wildcard src/modtrace/*/_*.[
 	@$(PIP) -c $(CONSTRAINTS) $(TORCH_ARGS) torch
 	@$(PIP) -c $(CONSTRAINTS) -e '.[dev]'
 	@$(PIP) -c $(CONSTRAINTS) --no-deps --upgrade --target $(VENV)/model-explorer ai-edge-model-explorer
+	@$(BIN)/modtrace doctor > /dev/null  # imports what the processes of tests need at once
 	@touch $@
 
 $(BENCH_STAMP): $(STAMP)
@@ -95,7 +99,6 @@ demo: env  ## train a small GPT under the recorder and show what ran inside (ARG
 
 test: env  ## run the checks, then the tests (TESTS=tests/store)
 	@$(MAKE) --no-print-directory -j2 -Oline check $(if $(TESTS),,test-base)
-	@$(BIN)/python -m compileall -q src  # once, also where PYTHONDONTWRITEBYTECODE is set
 	$(BIN)/python -m pytest -m '$(USUAL)' $(or $(TESTS),-n $(WORKERS) --dist worksteal)
 
 test-browser: tests/browser/node_modules/.package-lock.json  ## run the tests in Chromium: of pictures with several fonts, and of reports
