@@ -10,7 +10,7 @@ ARGS ?=
 TESTS ?=
 # Parts of the benchmarks: make bench ONLY=ops; ONLY=help lists them, with the minutes that each takes
 ONLY ?=
-# How many times as many cases the fuzzers of the C code run in `make sanitize` as in `make test`
+# How many times as many cases fuzzers run in `make sanitize` and `make soak` as in `make test`
 FUZZ ?= 10
 # Processes that run all the tests beside each other
 WORKERS ?= 2
@@ -46,6 +46,9 @@ SANITIZERS := -fsanitize=address,undefined
 TESTS_OF_C := tests/test_sanitizers.py tests/measure tests/collect/tensor_ids tests/collect/ops tests/collect/collectives \
 	tests/collect/values/test_whole_tensors.py \
 	tests/collect/backward/test_deep_graphs.py
+# Files of laws whose examples take long.
+LAWS := tests/analysis/alignment/test_align_laws.py tests/analysis/divergence/test_compare_laws.py \
+	tests/analysis/graph_view/test_graph_view.py
 UNDER_SANITIZERS = PYTHONPATH=$(CURDIR)/$(SANITIZED)/lib MODTRACE_SANITIZED=$(CURDIR)/$(SANITIZED)/lib \
 	MODTRACE_FUZZ=$(FUZZ) PYTHONMALLOC=malloc \
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
@@ -186,8 +189,9 @@ size: env  ## print how large each package is, how long functions are, and how m
 	$(BIN)/python benchmarks/code_size.py
 	$(BIN)/python benchmarks/call_path.py
 
-soak: env  ## run the long tests
+soak: env  ## run the long tests, and laws with more examples
 	$(BIN)/python -m pytest -m soak
+	MODTRACE_FUZZ=$(FUZZ) $(BIN)/python -m pytest $(LAWS)
 
 ranks: env  ## run the tests of parallel training with two and four processes, on a GPT and a Llama
 	$(BIN)/python -m pytest -m ranks tests/analysis/ranks tests/integrations

@@ -1,4 +1,4 @@
-"""How many cases the fuzzers of compiled code run: few in `make test`, many in `make sanitize`."""
+"""How many cases fuzzers run: few in `make test`, many in `make sanitize` and `make soak`."""
 
 import os
 

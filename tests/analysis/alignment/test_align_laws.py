@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import RecordingBuilder, TypedRecording
+from helpers.fuzzed import FUZZ
 from modtrace.analysis.alignment.align import align
 from modtrace.analysis.alignment.contract import Alignment, Unpaired
 from modtrace.analysis.tables.columns import Rows
@@ -63,7 +64,7 @@ def _rows(unpaired: Unpaired, table: str) -> Rows:
     return rows
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=8 * FUZZ)
 @given(_STEPS, _STEPS)
 def test_each_row_is_in_a_pair_or_missing_or_extra_once(
     one: list[list[tuple[str, list[str], bool, int]]], other: list[list[tuple[str, list[str], bool, int]]]
@@ -73,7 +74,7 @@ def test_each_row_is_in_a_pair_or_missing_or_extra_once(
     _require_each_row_once(align(a, b, rules=["auto"]), a, b)
 
 
-@settings(deadline=None, max_examples=10)
+@settings(deadline=None, max_examples=5 * FUZZ)
 @given(_STEPS)
 def test_recording_is_aligned_with_itself(one: list[list[tuple[str, list[str], bool, int]]]) -> None:
     a, b = _record(one), _record(one)
@@ -87,7 +88,7 @@ def test_recording_is_aligned_with_itself(one: list[list[tuple[str, list[str], b
     )
 
 
-@settings(deadline=None, max_examples=10)
+@settings(deadline=None, max_examples=5 * FUZZ)
 @given(_STEPS, _STEPS)
 def test_other_order_of_the_recordings_exchanges_missing_and_extra(
     one: list[list[tuple[str, list[str], bool, int]]], other: list[list[tuple[str, list[str], bool, int]]]

@@ -7,6 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from builders import RecordingBuilder, TypedRecording
+from helpers.fuzzed import FUZZ
 from modtrace.analysis.divergence.compare import compare_recordings
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -42,7 +43,7 @@ def recording(outputs: Sequence[Sequence[float] | None]) -> TypedRecording:
     return build.data()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=8 * FUZZ, deadline=None)
 @given(RUNS, RUNS, st.sampled_from([None, 0.0, 1e-3]))
 @example(one=[None, [1.0, 1e-320], [0.0, 0.0]], other=[[0.0, 1.0], [0.0, 1.0], None], tolerance=0.0)
 def test_order_of_two_recordings_does_not_decide_whether_they_agree(
@@ -60,7 +61,7 @@ def test_order_of_two_recordings_does_not_decide_whether_they_agree(
     )
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=5 * FUZZ, deadline=None)
 @given(RUNS, st.sampled_from([None, 0.0]))
 def test_recording_equals_itself(run: list[list[float] | None], tolerance: float | None) -> None:
     found = compare_recordings(recording(run), recording(run), tolerance=tolerance)
@@ -68,7 +69,7 @@ def test_recording_equals_itself(run: list[list[float] | None], tolerance: float
     assert found.compared == found.equal
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=5 * FUZZ, deadline=None)
 @given(RUNS, RUNS)
 def test_further_run_that_is_the_second_one_makes_all_of_it_noise(
     one: list[list[float] | None], other: list[list[float] | None]

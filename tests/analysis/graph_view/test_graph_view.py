@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import modtrace
 from builders import RecordingBuilder
 from helpers.architectures import ARCHITECTURES
+from helpers.fuzzed import FUZZ
 from helpers.typed_graphs import Action, box_lines, edge_lines, node_lines, programs, run_program
 from helpers.typed_steps import begin_net, given_to, run_op, typed_net
 from modtrace.analysis.graph_view.records import LAYER, GraphView
@@ -71,7 +72,7 @@ def expected_edges(graph: ModelGraph, depth: int) -> Counter[tuple[tuple[bool, i
     return Counter((source, target) for source, target in lifted if source != target)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=14 * FUZZ, deadline=None)
 @given(programs, st.integers(0, 4))
 def test_every_edge_leads_between_what_stands_for_its_ends(actions: list[Action], depth: int) -> None:
     graph = graph_from(actions)
@@ -93,7 +94,7 @@ def assert_lawful(graph: ModelGraph) -> None:
     assert [(one.key, other.key) for one, other in ends if one.phase == other.phase] == []
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=17 * FUZZ, deadline=None)
 @given(programs, chosen)
 def test_nothing_is_visible_or_counted_twice_and_what_makes_something_stands_before_what_reads_it(
     actions: list[Action], choose: Choose
@@ -115,7 +116,7 @@ def test_nothing_is_visible_or_counted_twice_and_what_makes_something_stands_bef
     assert sum(each.flops or 0 for each in own) == sum(each.ops for each in own)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=11 * FUZZ, deadline=None)
 @given(programs, st.integers(0, 5), st.integers(1, 1000), chosen)
 def test_names_do_not_depend_on_ids_and_times(
     actions: list[Action], before: int, pace: int, choose: Choose
@@ -126,7 +127,7 @@ def test_names_do_not_depend_on_ids_and_times(
     assert box_lines(one) == box_lines(other)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=11 * FUZZ, deadline=None)
 @given(programs, st.integers(0, 4))
 def test_expanding_what_was_collapsed_gives_the_same_view(actions: list[Action], depth: int) -> None:
     graph = graph_from(actions)
@@ -134,7 +135,7 @@ def test_expanding_what_was_collapsed_gives_the_same_view(actions: list[Action],
     assert graph.collapse(depth=depth + 1).collapse(depth=depth).view == graph.collapse(depth=depth).view
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=14 * FUZZ, deadline=None)
 @given(programs, chosen)
 def test_tensors_stand_between_the_same_ends(actions: list[Action], choose: Choose) -> None:
     graph = choose(graph_from(actions))
@@ -372,7 +373,7 @@ def reads_without_views(graph: ModelGraph) -> Counter[tuple[int, int]]:
     return Counter((find(source), target) for source, target in pairs if target not in base)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=14 * FUZZ, deadline=None)
 @given(programs)
 def test_every_read_that_is_not_by_a_view_is_still_there(actions: list[Action]) -> None:
     graph = graph_of(run_program(actions), 1)
