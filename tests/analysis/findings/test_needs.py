@@ -9,6 +9,7 @@ from torch import nn
 
 import modtrace
 from helpers.health_models import FAMILIES, Stack, train
+from modtrace.analysis.findings.finding import Findings
 from modtrace.cli.record import record as record_command
 from modtrace.recording.options.capture import Capture
 from modtrace.recording.options.capture_text import parse_capture
@@ -34,16 +35,23 @@ def _follow(remedy: str, options: dict[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-def _train(**options: Any) -> modtrace.Recording:
-    torch.manual_seed(0)
-    return train(Stack(FAMILIES["attention"]), steps=16, **options)
+def _find(options: dict[str, Any]) -> Findings:
+    """Returns the findings of a training that is recorded with some options, which trains once for all tests."""
+    known = repr(sorted(options.items()))
+    if known not in _FOUND:
+        torch.manual_seed(0)
+        _FOUND[known] = train(Stack(FAMILIES["attention"]), steps=16, **options).findings()
+    return _FOUND[known]
+
+
+_FOUND: dict[str, Findings] = {}
 
 
 @pytest.mark.parametrize(
     "options", [{}, {"values": None}, {"ops": True}, {"values": [Capture(roles=["update", "parameter"])]}]
 )
 def test_followed_remedies_let_the_check_run_and_lose_no_other(options: dict[str, Any]) -> None:
-    before = _train(**options).findings()
+    before = _find(options)
     remedies = {one.remedy: [] for one in before.unchecked}
     for one in before.unchecked:
         remedies[one.remedy].append(one.check)
@@ -52,13 +60,13 @@ def test_followed_remedies_let_the_check_run_and_lose_no_other(options: dict[str
         ways = _follow(remedy, options)
         assert ways, remedy
         for way in ways:
-            checked = _train(**way).findings().checked
+            checked = _find(way).checked
             assert {*before.checked, *names} <= {*checked}, remedy
 
 
 def test_remedies_name_options_that_the_command_has() -> None:
     unchecked = [
-        one for values in (None, [Capture(hash=True)]) for one in _train(values=values).findings().unchecked
+        one for values in (None, [Capture(hash=True)]) for one in _find({"values": values}).unchecked
     ]
     assert len({one.remedy for one in unchecked}) > 3
     known = {option for parameter in record_command.params for option in parameter.opts}

@@ -8,6 +8,7 @@ import modtrace
 from modtrace.analysis.ops.alike import find_alike
 from modtrace.analysis.ops.memory_table import build_memory_table
 from modtrace.analysis.ops.op_table import build_op_table
+from modtrace.recording.protocols import RecordingData
 from zoo import TiedGPT
 
 
@@ -33,16 +34,19 @@ def record_steps(model: nn.Module, x: torch.Tensor, steps: int = 6) -> modtrace.
 
 
 MODELS = {
-    "gpt": (lambda: TiedGPT(layers=12), torch.zeros(2, 8, dtype=torch.long)),
+    "gpt": (lambda: TiedGPT(layers=6), torch.zeros(2, 8, dtype=torch.long)),
     "mixed": (Mixed, torch.ones(2, 4)),
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.fixture(scope="module", params=MODELS)
+def data(request: pytest.FixtureRequest) -> RecordingData:
+    make, x = MODELS[request.param]
+    return record_steps(make(), x).data
+
+
 @pytest.mark.parametrize("step", [None, 3], ids=["medians", "one step"])
-def test_rows_that_are_folded_stand_for_all_that_they_name(name: str, step: int | None) -> None:
-    make, x = MODELS[name]
-    data = record_steps(make(), x).data
+def test_rows_that_are_folded_stand_for_all_that_they_name(data: RecordingData, step: int | None) -> None:
     for by in ("module", "call"):
         plain = build_op_table(data, step=step, by=by)
         folded = build_op_table(data, step=step, by=by, fold=True)
