@@ -48,7 +48,7 @@ TESTS_OF_C := tests/test_sanitizers.py tests/measure tests/collect/tensor_ids te
 	tests/collect/backward/test_deep_graphs.py
 # Files of laws whose examples take long.
 LAWS := tests/analysis/alignment/test_align_laws.py tests/analysis/divergence/test_compare_laws.py \
-	tests/analysis/graph_view/test_graph_view.py
+	tests/analysis/graph_view/test_graph_view.py tests/recording/arrow/test_checked_sink.py
 UNDER_SANITIZERS = PYTHONPATH=$(CURDIR)/$(SANITIZED)/lib MODTRACE_SANITIZED=$(CURDIR)/$(SANITIZED)/lib \
 	MODTRACE_FUZZ=$(FUZZ) PYTHONMALLOC=malloc \
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import modtrace
+from helpers.fuzzed import FUZZ
 from helpers.kept import META
 from helpers.typed_rows import Columns, calls_of, columns_of, same
 from modtrace.collect.ops import rows as op_rows
@@ -105,7 +106,7 @@ def _plain(field: pa.Field) -> list[Any]:
     return [""] if pa.types.is_dictionary(field.type) or pa.types.is_string(field.type) else [0]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=30 * FUZZ, deadline=None)
 @given(case=damaged())
 def test_what_is_written_is_what_readers_accept_of_it(case):
     table, good, bad = case
