@@ -117,12 +117,13 @@ def test_every_command_keeps_to_the_width_and_names_what_it_leaves_out(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     write, failing = RECORDINGS[kind]
+    widths = WIDTHS if kind in (*WITH_STEPS, "no ops") else WIDTHS[1:2]  # what is damaged changes no column
     write(tmp_path / "run")
     monkeypatch.chdir(tmp_path)
     for name, words in COMMANDS.items():
         of_step = ("--step", step) if step is not None and name != "nonfinite" else ()
         said = {}
-        for width in (None, *WIDTHS):
+        for width in (None, *widths):
             monkeypatch.setenv("COLUMNS", str(width) if width else "")
             code = run_command(monkeypatch, *words.split(), *of_step)
             assert code == (2 if name in failing else 1 if (name, kind) == ("nonfinite", "nan") else 0)
@@ -136,7 +137,7 @@ def test_every_command_keeps_to_the_width_and_names_what_it_leaves_out(
                 assert [each for each in (out + err).splitlines() if Text(each).width > width] == []
             said[width] = out
         if name in TABLES and said:
-            for width in WIDTHS:
+            for width in widths:
                 narrow = tables_of(said[width])
                 assert [sorted(shown | left_out) for shown, left_out in narrow] == [
                     sorted(shown) for shown, _ in tables_of(said[None])
