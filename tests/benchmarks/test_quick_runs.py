@@ -7,6 +7,7 @@ import pytest
 from helpers.benchmark_runs import names_of, quick_lines, run_benchmark
 
 
+@pytest.mark.soak
 def test_benchmark_of_fingerprints() -> None:
     machine, *tables = quick_lines("fingerprints.py")
     assert machine.endswith(" kernel")
@@ -211,6 +212,7 @@ def test_row_that_records_fewer_ops_than_ran_is_an_error() -> None:
     assert "ops ran: the benchmark times something else" in done.stderr
 
 
+@pytest.mark.soak
 def test_benchmark_of_healthy_runs() -> None:
     lines = quick_lines("healthy_runs.py")
     assert names_of(lines)[0] == "MLP, images, SGD"

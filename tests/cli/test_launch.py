@@ -43,7 +43,17 @@ def run(line: str, folder: Path, *arguments: str) -> "subprocess.CompletedProces
     )
 
 
-@pytest.mark.parametrize("line", LINES.values(), ids=LINES)
+#: The others start the same launcher or one like it, and their ranks the same command: `make soak` runs them.
+SAMPLE = ("nproc",)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        pytest.param(line, id=name, marks=[] if name in SAMPLE else [pytest.mark.soak])
+        for name, line in LINES.items()
+    ],
+)
 def test_line_of_the_page_records_all_ranks(line: str, tmp_path: Path) -> None:
     if "accelerate" in line:
         pytest.importorskip("accelerate")
