@@ -30,11 +30,18 @@ MISNAMED: dict[tuple[str, bool], str] = {
 }
 
 
+#: Programs that are recorded without ops in the usual tests, too: some of each kind. `make soak` runs the others.
+WITHOUT_OPS = {*list(PROGRAMS)[::3], *(name for name, ops in MISNAMED if not ops)}
+
+
 def cases(wrong: dict[tuple[str, bool], str]) -> list[Any]:
     return [
         pytest.param(
             name, ops, id=f"{name}-{'ops' if ops else 'modules'}",
-            marks=[pytest.mark.xfail(strict=True, reason=wrong[name, ops])] if (name, ops) in wrong else [],
+            marks=[
+                *([pytest.mark.xfail(strict=True, reason=wrong[name, ops])] if (name, ops) in wrong else []),
+                *([] if ops or name in WITHOUT_OPS else [pytest.mark.soak]),
+            ],
         )
         for name in PROGRAMS
         for ops in (True, False)
