@@ -20,6 +20,7 @@ from random import Random
 from typing import NamedTuple
 
 import modtrace
+from helpers.command_ends import end_of_program
 from helpers.fuzz_questions import QUESTIONS
 from helpers.recording_mutations import UNSEEN, copy_of, mutate
 from modtrace.errors import ModtraceError
@@ -46,12 +47,10 @@ class Outcome(NamedTuple):
 
 def make_originals(folder: Path) -> None:
     """Records what is to be damaged, in a process with torch."""
-    tests = Path(__file__).parents[1]
-    subprocess.run(
-        [sys.executable, "-W", "ignore", Path(__file__).with_name("fuzz_recordings.py"), folder],
-        check=True,
-        env={**os.environ, "PYTHONPATH": str(tests), "OMP_NUM_THREADS": "1"},
-    )
+    program = str(Path(__file__).with_name("fuzz_recordings.py"))
+    code = f"import runpy, warnings; warnings.simplefilter('ignore'); runpy.run_path({program!r}, run_name='__main__')"
+    done = end_of_program(folder, code, str(folder))
+    assert done.status == 0, done.stderr
 
 
 def fuzz(folder: Path, seeds: Iterable[int], questions: int | None = None) -> list[Outcome]:
