@@ -8,7 +8,13 @@ from helpers.all_pairs import HEALTHY, TABLE, USUAL, compare, first_of, second_o
 pytest.importorskip("transformers")
 
 
-@pytest.mark.parametrize("name", HEALTHY)
+#: Ports whose models are written anew alike in all that healthy runs show, beside one of each kind.
+SELDOM = ("BERT in another order", "Llama in another order", "ViT in another order", "Gemma")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.soak] if name in SELDOM else []) for name in HEALTHY]
+)
 def test_nothing_is_above_the_noise_without_a_fault(name: str) -> None:
     found = compare(HEALTHY[name], is_planted=False)
     assert found.first is None, str(found)
