@@ -10,12 +10,12 @@ from modtrace.store.writer import FolderWriter
 
 
 class GrowingRun:
-    """A recording of six steps that is written step by step."""
+    """A recording that is written step by step, until all of its steps are."""
 
-    def __init__(self, to: Path) -> None:
+    def __init__(self, to: Path, steps: int = 6) -> None:
         build = RecordingBuilder()
         net = build.module("", "Net")
-        for step in range(6):
+        for step in range(steps):
             build.step(step, 100 * step, 100 * step + 90)
             build.output(build.call(net, 100 * step, 100 * step + 60, nth=0), [1.0, 2.0])
         self._data, self._next = build.data(), 0

@@ -24,7 +24,6 @@ def make_report(
     max_mb: float = MAX_MB,
     comparison: Comparison | None = None,
     names: tuple[str, str] = ("first run", "second run"),
-    follows: str | None = None,
 ) -> str:
     """Returns the page of a recording.
 
@@ -35,8 +34,6 @@ def make_report(
             page says so.
         comparison: that of the recording with another one, whose difference the page then shows.
         names: the names of the two recordings.
-        follows: what the server that the page comes from says of the recording now, if the page is to ask it for new
-            steps.
 
     Raises:
         ValueError: there is no such step, or `max_mb` is too small.
@@ -47,7 +44,7 @@ def make_report(
     size = 0
     for _ in range(_TRIES if max_mb > 0 else 0):
         report = build_report(data, Limits.of(room), step=step, comparison=comparison, names=names)
-        page = render_report(report, follows=follows)
+        page = render_report(report)
         size = len(page.encode("utf-8"))
         if size <= allowed:
             return page

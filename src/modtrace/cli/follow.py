@@ -16,7 +16,8 @@ import pyarrow.compute as pc
 from ..api.report import MAX_MB, make_report
 from ..errors import ModtraceError
 from ..store.reader import FolderReader
-from ..views.html.page import payload_of
+from ..store.snapshot import Snapshot
+from ..views.html.page import let_follow, payload_of
 
 _HOST = "127.0.0.1"
 _TEXT, _JSON, _HTML = "text/plain", "application/json", "text/html"
@@ -28,9 +29,7 @@ class FollowedReport:
     def __init__(self, data: FolderReader, *, step: int | None = None, max_mb: float = MAX_MB) -> None:
         """Takes the recording, and what `make_report` takes."""
         self._data = data
-        self._make: Callable[[str], str] = lambda state: make_report(
-            data, step=step, max_mb=max_mb, follows=state
-        )
+        self._step, self._max_mb = step, max_mb
         self._lock = threading.Lock()  # a thread answers each request
         self._state, self._page, self._took_s = "", "", 0.0
 
@@ -50,7 +49,8 @@ class FollowedReport:
         with self._lock:
             if state != self._state:
                 began = time.monotonic()
-                self._page, self._state = self._make(state), state
+                page = make_report(Snapshot(self._data), step=self._step, max_mb=self._max_mb)
+                self._page, self._state = let_follow(page, state), state
                 self._took_s = time.monotonic() - began
             return self._page
 
@@ -106,16 +106,18 @@ def _make_handler(report: FollowedReport, token: str) -> type[BaseHTTPRequestHan
             try:
                 kind, text = pages[name]()
             except (ModtraceError, ValueError, OSError) as error:
-                self._answer(HTTPStatus.SERVICE_UNAVAILABLE, _TEXT, str(error))
+                self._answer(HTTPStatus.SERVICE_UNAVAILABLE, _TEXT, str(error), again_s=None if name else 2)
                 return
             self._answer(HTTPStatus.OK, kind, text)
 
-        def _answer(self, status: HTTPStatus, kind: str, text: str) -> None:
+        def _answer(self, status: HTTPStatus, kind: str, text: str, *, again_s: int | None = None) -> None:
             content = text.encode("utf-8", "replace")
             self.send_response_only(status)
             self.send_header("Content-Type", f"{kind}; charset=utf-8")
             self.send_header("Content-Length", str(len(content)))
             self.send_header("Cache-Control", "no-store")
+            if again_s is not None:  # the browser itself asks for the page again
+                self.send_header("Refresh", str(again_s))
             self.send_header("Referrer-Policy", "no-referrer")  # the address has the token in it
             self.send_header("X-Content-Type-Options", "nosniff")
             self.send_header("X-Frame-Options", "DENY")

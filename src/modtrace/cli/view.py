@@ -13,6 +13,7 @@ from ..api.report import MAX_MB, make_report
 from ..errors import NothingRecordedError
 from ..recording.protocols import RecordingData
 from ..store.reader import FolderReader
+from ..store.snapshot import Snapshot
 from ..views.common.numbers import format_bytes
 from ..views.common.whole_file import write_pieces
 from .follow import FollowedReport, ReportServer
@@ -70,7 +71,8 @@ def view(
     It has the module tree, the graph and the timeline of one step, and the values over all steps. What there is no
     room for is left out, and the page says so.
     """
-    data = open_with_rows(run)
+    opened = open_with_rows(run)
+    data = _hold(opened)
     number = read_step(run, data, step)
     if rules and against is None:
         raise click.BadParameter("give the other recording, too: --against OTHER", param_hint="--map")
@@ -79,7 +81,7 @@ def view(
             raise click.UsageError(
                 "--follow serves one recording and writes no file: leave -o and --against out."
             )
-        _follow(data, number, max_mb)
+        _follow(opened, number, max_mb)
         return
     comparison = _compare(data, run, against, rules) if against is not None else None
     with errors_of(run, data):
@@ -92,6 +94,11 @@ def view(
         raise NothingRecordedError(f"{run}: {nothing}")
     if path != _STDOUT:
         tell_marks(data.meta.marks)
+
+
+def _hold(data: RecordingData) -> RecordingData:
+    """Returns a recording; of one that is still being written what is there now."""
+    return Snapshot(data) if isinstance(data, FolderReader) and not data.is_closed else data
 
 
 def _follow(data: RecordingData, step: int | None, max_mb: float) -> None:
@@ -107,7 +114,7 @@ def _follow(data: RecordingData, step: int | None, max_mb: float) -> None:
 
 
 def _compare(data: RecordingData, run: str, against: str, rules: tuple[str, ...]) -> Comparison:
-    other = open_with_rows(against)
+    other = _hold(open_with_rows(against))
     with errors_of(f"{run} and {against}", data):
         return compare_recordings(data, other, rules=rules)
 

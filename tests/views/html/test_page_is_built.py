@@ -48,9 +48,9 @@ def test_hash_tells_each_change_of_a_file_or_of_its_name(tmp_path: Path) -> None
     assert hash_of(tmp_path) != before
 
 
-def test_page_is_smaller_than_300_kb_and_asks_no_network() -> None:
+def test_page_is_smaller_than_200_kb_and_asks_no_network() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    assert len(text.encode()) < 300_000
+    assert len(text.encode()) < 200_000
     assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")
     assert "https://" not in text
     assert "innerHTML" not in text

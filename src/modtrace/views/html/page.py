@@ -13,26 +13,35 @@ from .payload import encode_payload
 
 _HEAD = "<!-- modtrace:head -->"
 _PAYLOAD = "<!-- modtrace:payload -->"
+_ELEMENT = '<script type="application/json" id="payload'
+#: The end of the policy.
+_LAST_RULE = "form-action 'none'"
 _PAYLOAD_ELEMENT = re.compile(r'id="payload"[^>]*>([^<]*)<')
 _SCRIPT = re.compile(r"<script[^>]*>(.*?)</script>", re.DOTALL)
 _STYLE = re.compile(r"<style[^>]*>(.*?)</style>", re.DOTALL)
 
 
-def render_report(report: Report, *, follows: str | None = None) -> str:
-    """Returns the page with the report in it.
-
-    Args:
-        report: the report.
-        follows: the state of a recording that grows, as the server of the page has it. The page then may ask its own
-            server, and no other, for new data.
-    """
+def render_report(report: Report) -> str:
+    """Returns the page with the report in it."""
     page = _read_page()
-    head = _PAGE_POLICY.format(_policy_of(page) + ("" if follows is None else "; connect-src 'self'"))
-    mark = "" if follows is None else f' data-follow="{html.escape(follows)}"'
-    payload = f'<script type="application/json" id="payload"{mark}>{encode_payload(report)}</script>'
+    head = _PAGE_POLICY.format(_policy_of(page))
+    payload = f'{_ELEMENT}">{encode_payload(report)}</script>'
     before, _, rest = page.partition(_HEAD)
     between, _, after = rest.partition(_PAYLOAD)
     return before + head + between + payload + after
+
+
+def let_follow(page: str, state: str) -> str:
+    """Returns the page of a recording that grows, which may ask its own server, and no other, for new data.
+
+    Args:
+        page: what `render_report` returned.
+        state: the state of the recording, as the server describes it.
+    """
+    before, policy, rest = page.partition(_LAST_RULE)
+    between, element, after = rest.partition(f'{_ELEMENT}"')
+    followed = f'{element} data-follow="{html.escape(state)}"'
+    return f"{before}{policy}; connect-src 'self'{between}{followed}{after}"
 
 
 def payload_of(page: str) -> str:
@@ -77,7 +86,7 @@ def _policy_of(page: str) -> str:
     scripts, styles = (" ".join(map(_hash, pattern.findall(page))) for pattern in (_SCRIPT, _STYLE))
     return (
         f"default-src 'none'; script-src {scripts}; style-src {styles}; img-src data: blob:; "
-        "base-uri 'none'; form-action 'none'"
+        f"base-uri 'none'; {_LAST_RULE}"
     )
 
 
