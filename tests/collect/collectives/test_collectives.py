@@ -183,6 +183,17 @@ def test_an_internal_error_ends_the_rows_and_not_the_run(monkeypatch: pytest.Mon
     assert mark.startswith("collectives are incomplete from step 1: modtrace failed: RuntimeError: no site")
 
 
+def test_a_message_that_raises_is_not_counted() -> None:
+    model = nn.Linear(2, 2)
+    with group_of_one(), modtrace.record(model, strict=True) as rec:
+        model(torch.ones(2, 2))
+        with pytest.raises(RuntimeError, match="not connected"):
+            dist.group.WORLD.send([torch.ones(2)], 0, 0)
+        dist.all_reduce(torch.ones(2))
+    found = [(row["name"], row["seq_id"]) for row in rec.table("collectives").to_pylist()]
+    assert found == [("send", 1), ("all_reduce", 1), ("last", 1)]
+
+
 def test_tensors_are_not_kept_and_arguments_may_be_given_by_name() -> None:
     model = nn.Linear(2, 2)
     with group_of_one(), modtrace.record(model, strict=True) as rec:

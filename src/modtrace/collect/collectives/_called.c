@@ -555,6 +555,16 @@ static int correct_number(Calls *self, int64_t call_number, PyObject *group) {
     return 0;
 }
 
+/* Gloo counts a message once it has begun. */
+void forget_message(Calls *self, const Method *method, int64_t number) {
+    Call *call = call_at(self, number);
+    Group *group = call == NULL ? NULL : &self->groups[call->numbers[GROUP]];
+    if (!method->is_message || group == NULL || group->messages < 0) return;
+    group->called--;
+    group->messages--;
+    group->last--;
+}
+
 int note_work(Calls *self, const Method *method, int64_t number, PyObject *group, PyObject *work) {
     Call *call = call_at(self, number);
     if (call == NULL) return 0;

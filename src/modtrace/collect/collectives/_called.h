@@ -93,6 +93,9 @@ typedef struct {
    `given` are the arguments behind the group. */
 int64_t begin_call(Calls *self, Method *method, PyObject *group, PyObject *const *given, Py_ssize_t count);
 
+/* Takes a message that has raised off those that its group has counted. */
+void forget_message(Calls *self, const Method *method, int64_t call);
+
 /* Notes what a call has returned. Returns -1 with what is no Exception. */
 int note_work(Calls *self, const Method *method, int64_t call, PyObject *group, PyObject *work);
 

@@ -64,6 +64,7 @@ static PyObject *start_with(Method *self, const Arguments *of, Py_ssize_t at) {
     if (listener == NULL) return PyObject_Call(self->original, of->args, of->kwargs);
     int64_t call = begin_call(listener, self, PyTuple_GetItem(of->args, 0), of->noted, of->count);
     PyObject *work = call == -2 ? NULL : start_with(self, of, at + 1);
+    if (work == NULL && call >= 0) forget_message(listener, self, call);
     if (work != NULL && call >= 0 && note_work(listener, self, call, PyTuple_GetItem(of->args, 0), work) < 0)
         Py_CLEAR(work);
     Py_DECREF(listener);
