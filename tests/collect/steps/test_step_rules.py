@@ -689,6 +689,7 @@ def test_stage_of_a_pipeline_says_which_micro_batch_it_works_on() -> None:
     assert {row["stage"] for row in recording.table("calls").to_pylist()} == {None}
 
 
+@pytest.mark.skipif(torch.__version__ < "2.12", reason="torch 2.11 sends to itself, which gloo refuses")
 def test_micro_batches_whose_backward_is_divided_are_one_step() -> None:
     """Zero-bubble schedules compute the gradients of inputs and of parameters apart, neither by a `backward()`."""
     with group_of_one():
