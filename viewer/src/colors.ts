@@ -45,14 +45,24 @@ export function kindColor(index: number): string {
   return KINDS[index % KINDS.length];
 }
 
+/** The luminance on which black and white have the same contrast, of 4.58; so one of them has 4.5 on each colour. */
+const EQUAL_CONTRAST = 0.179;
+
+/** The relative luminance of a colour, as WCAG 2 defines it. */
+export function luminance(color: string): number {
+  const [red, green, blue] = parse(color).map((value) =>
+    value <= 10 ? value / 255 / 12.92 : ((value / 255 + 0.055) / 1.055) ** 2.4,
+  );
+  return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
+}
+
 const textColors = new Map<string, string>();
 
 /** Black or white, whichever is read better on a colour. */
 export function textOn(color: string): string {
   let found = textColors.get(color);
   if (found === undefined) {
-    const [red, green, blue] = parse(color).map((value) => (value / 255) ** 2.2);
-    found = 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.19 ? "#111111" : "#ffffff";
+    found = luminance(color) > EQUAL_CONTRAST ? "#000000" : "#ffffff";
     textColors.set(color, found);
   }
   return found;

@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { findRange, NONFINITE, Scale, textOn } from "../src/colors";
+import { findRange, luminance, NONFINITE, Scale, textOn } from "../src/colors";
 import { formatBytes, formatCount, formatNumber, formatSeconds, shorten } from "../src/format";
 import { Model } from "../src/model";
 import { OverlayMaker } from "../src/overlay";
@@ -38,7 +38,18 @@ test("a scale is by logarithm over more than three decades, and around 0 if valu
 });
 
 test("text on a colour is the one that is read better", () => {
-  expect([textOn("#440154"), textOn("#fde725")]).toEqual(["#ffffff", "#111111"]);
+  expect([textOn("#440154"), textOn("#fde725")]).toEqual(["#ffffff", "#000000"]);
+});
+
+test("text has a contrast of 4.5 to 1 on each colour", () => {
+  const parts = Array.from({ length: 18 }, (_, at) => (at * 15).toString(16).padStart(2, "0"));
+  for (const red of parts)
+    for (const green of parts)
+      for (const blue of parts) {
+        const color = `#${red}${green}${blue}`;
+        const [low, high] = [luminance(color), luminance(textOn(color))].sort((a, b) => a - b);
+        expect((high + 0.05) / (low + 0.05), color).toBeGreaterThan(4.5);
+      }
 });
 
 test("ticks are round numbers", () => {
