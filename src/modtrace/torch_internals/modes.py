@@ -18,7 +18,7 @@ tracing_state: Callable[[], Any] = torch._C._get_tracing_state
 #: Returns whether `torch.export` traces, also in code that Dynamo traces: there torch 2.11 takes its own function to be
 #: true whatever traces. To read the flag adds a guard.
 is_exporting: Callable[[], bool] = (
-    torch.compiler.is_exporting if torch.__version__ >= "2.13" else lambda: torch.compiler._is_exporting_flag
+    torch.compiler.is_exporting if torch.__version__ >= "2.12" else lambda: torch.compiler._is_exporting_flag
 )
 
 #: Returns the number of function modes that would see an attribute of a tensor being read, in 30 ns.

@@ -143,9 +143,9 @@ def test_mode_of_the_users_sees_on_when_the_step_that_is_selected_has_ended():
 def test_graph_of_a_step_that_is_not_kept_is_not_looked_through(monkeypatch):
     looked = []
 
-    def look(roots):
+    def look(roots, beside):
         looked.append(len(roots))
-        return saved_in_graph(roots)
+        return saved_in_graph(roots, beside)
 
     monkeypatch.setattr("modtrace.collect.ops.saved_memory.saved_in_graph", look)
     model = nn.Linear(4, 4)
