@@ -17,8 +17,9 @@ ROOT = Path(__file__).parent.parent
 #: A command in a block of code, with or without a prompt.
 COMMAND = re.compile(r"^(?:\$ )?(modtrace (?!nor |watches ).*)", re.MULTILINE)
 
-#: What needs several ranks, a bucket or a run of a certain name. Tests of collectives and queries run such lines.
-ELSEWHERE = ("--nproc", "--rank", "s3://", "--run ")
+#: What needs several ranks, a bucket or a run of a certain name, or ends by Ctrl-C. Tests of collectives, queries and
+#: `view --follow` run such lines.
+ELSEWHERE = ("--nproc", "--rank", "s3://", "--run ", "--follow")
 
 PAGES = [page for page in sorted((ROOT / "docs").glob("*.md")) if COMMAND.search(page.read_text("utf-8"))]
 
@@ -59,8 +60,8 @@ def test_each_command_of_a_page_runs(page: Path, recorded: Path, tmp_path: Path,
     (tmp_path / "train.py").write_text(TRAIN)
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "gpt.py").write_text(MODEL)
-    for name in ("run.modtrace", "one.modtrace", "train.modtrace"):
-        shutil.copytree(recorded, tmp_path / name)
+    for name in ("run", "one", "train", "before", "after"):
+        shutil.copytree(recorded, tmp_path / f"{name}.modtrace")
     monkeypatch.chdir(tmp_path)
     for line in COMMAND.findall(page.read_text("utf-8")):
         _, command, *arguments = shlex.split(line, comments=True)
