@@ -68,7 +68,8 @@ def test_each_command_of_a_page_runs(page: Path, recorded: Path, tmp_path: Path,
         if any(part in line for part in ELSEWHERE):
             continue
         if command == "record":
-            shutil.rmtree("train.modtrace", ignore_errors=True)
+            for made in ("train.modtrace", *(part for part in arguments if part.endswith(".modtrace"))):
+                shutil.rmtree(made, ignore_errors=True)
         code = run_command(monkeypatch, command, *arguments)
         printed = capsys.readouterr()
         assert code in (0, *([1] if command in ANSWERS else [])), (line, printed.err)
