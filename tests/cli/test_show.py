@@ -170,8 +170,10 @@ def test_steps_between_that_call_other_modules_are_named() -> None:
     tree = rec.module_tree()
     steps, unlike = tree.step.sample.steps, tree.unlike
     assert (steps, unlike) == ((3, 5, 7, 9, 11), (4, 6, 8, 10))
-    assert "4 training steps between them call other modules or optimizers: module_tree(step=10)" in str(tree)
-    assert "other modules" not in str(rec.module_tree(step=10))
+    assert "4 training steps between them call models or optimizers otherwise: module_tree(step=10)" in str(
+        tree
+    )
+    assert "otherwise" not in str(rec.module_tree(step=10))
 
 
 def test_values_are_those_of_the_first_bad_step_and_times_are_medians(

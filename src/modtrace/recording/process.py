@@ -1,8 +1,11 @@
-"""Identifies processes: which of them wrote a file, and whether it still runs."""
+"""Identifies processes: which of them wrote a file, and whether it still runs. Has the collector of this one wait."""
 
+import gc
 import os
 import platform
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -61,3 +64,18 @@ def _start_ticks(pid: int) -> str:
         return "" if fields[_STATE] in _ENDED else fields[_START]
     except (OSError, IndexError, UnicodeDecodeError):
         return ""
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """Lets Python's garbage collector wait in a block that makes many objects, none of which can be garbage.
+
+    Counted as they come, they would have it visit all that lives again and again.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

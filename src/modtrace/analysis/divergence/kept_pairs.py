@@ -1,14 +1,11 @@
 """Keeps of a comparison which modules, calls and ops of both recordings correspond, for reports."""
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from ...recording.protocols import RecordingData
 from ...recording.role import BUFFER, PARAMETER
 from ..alignment.contract import Alignment, Unpaired
 from ..tables.columns import Column, Rows, column_of, take
-from ..tables.placement import ModuleName
 from ..tables.run import RunTables
 from .answer import INHERITED, SECOND, VERDICTS
 from .errors import NOTHING
@@ -37,7 +34,6 @@ def pair_runs(
         steps=alignment.steps,
         names=a.names,
         modules=alignment.modules,
-        parts=tuple(_list_parts(a, b, alignment)),
         calls=_to_ids(alignment.calls, (a.calls.call_id, b.calls.call_id)),
         ops=_to_ids(alignment.ops, (column_of(a.ops.table, "op_id"), column_of(b.ops.table, "op_id"))),
         missing=_list_alone(a, alignment.missing, other_mesh=other_mesh),
@@ -48,16 +44,6 @@ def pair_runs(
 
 def _to_ids(pairs: Rows, ids: tuple[Column, Column]) -> Rows:
     return np.stack([of[rows] for of, rows in zip(ids, pairs.T, strict=True)], axis=1)
-
-
-def _list_parts(a: RunTables, b: RunTables, alignment: Alignment) -> Sequence[tuple[ModuleName, ModuleName]]:
-    joined = alignment.joined
-    of_a = np.where(joined.whole_in_a, joined.whole, joined.part)
-    of_b = np.where(joined.whole_in_a, joined.part, joined.whole)
-    places = np.stack([a.values.place[of_a], b.values.place[of_b]], axis=1)
-    known, paired = places[(places >= 0).all(axis=1)], {*alignment.modules}
-    named = [(a.names[one], b.names[two]) for one, two in known.tolist()]
-    return [pair for pair in dict.fromkeys(named) if pair not in paired]
 
 
 def _list_alone(tables: RunTables, unpaired: Unpaired, *, other_mesh: bool) -> Alone:

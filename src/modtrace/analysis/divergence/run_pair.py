@@ -41,8 +41,6 @@ class RunPair:
     steps: Rows  # (n, 2): numbers of steps
     names: tuple[ModuleName, ...]  # the module of each place of the first recording
     modules: tuple[tuple[ModuleName, ModuleName], ...]
-    #: Modules that are one in one recording and several in the other, as a fused projection is.
-    parts: tuple[tuple[ModuleName, ModuleName], ...]
     calls: Rows  # (n, 2)
     ops: Rows  # (n, 2)
     missing: Alone  # what only the first recording has

@@ -1,14 +1,13 @@
 """Makes a view of a graph: the visible boxes, nodes and edges."""
 
-import gc
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from ...recording.phase import PHASES
+from ...recording.process import collector_paused
 from ..graph.columns import (
     EARLIER,
     INPUT,
@@ -33,22 +32,7 @@ _PHASE, _OP, _INPUT = LAYER_KINDS.index(PHASE), NODE_KINDS.index(OP), NODE_KINDS
 _IS_NAMED_AS_OP = [kind in (OP, EARLIER) for kind in NODE_KINDS]
 
 
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    """Disables garbage collection in the block: making 200,000 tuples of 24 fields takes 1.2 s instead of 2.1 s.
-
-    The records refer to nothing that could be garbage, but the collector would visit them again and again.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
-@_without_collection()
+@collector_paused()  # making 200,000 tuples of 24 fields takes 1.2 s instead of 2.1 s
 def build_view(graph: Graph, seen: Seen) -> GraphView:
     """Returns the visible boxes, nodes and edges of a graph. Edges inside a closed layer are left out."""
     visible = _Visible(graph, seen)

@@ -90,7 +90,7 @@ class ModuleTree(ByPhase[PhaseTimes]):
     outside_share: float | None = None
     #: Models with parameters that these steps do not call, each with the newest step that does.
     elsewhere: Mapping[str, int] = field(default_factory=dict)
-    #: Of several steps, the training steps between them that call other modules from outside, or optimizers.
+    #: Of several steps, the training steps between them that call models or optimizers otherwise.
     unlike: tuple[int, ...] = ()
     outliers: tuple[Outlier, ...] = ()  # steps that took at least twice the median
     backward_recorded: bool  # whether the recording has backward calls, or was to have them

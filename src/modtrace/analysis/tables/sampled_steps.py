@@ -96,7 +96,7 @@ class SampledSteps(IndexedTables):
         return np.asarray(known[np.isin(kinds, last)][-MOST_STEPS:])
 
     def find_unlike(self, steps: Column) -> Column:
-        """Returns the training steps between alike ones that called other modules from outside, or optimizers."""
+        """Returns the training steps between alike ones that called models or optimizers otherwise."""
         between = self.training[(self.training > steps[0]) & (self.training < steps[-1])][-_SEARCHED_STEPS:]
         compared = np.append(between, steps[-1])
         known, kinds = self._know(compared, self.find_kinds(compared))

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
+from ...recording.process import collector_paused
 from ...torch_internals.autograd import current_node, graph_task_id, queue_callback, sequence_nr
 from ...torch_internals.dynamo import is_dynamo_compiling
 from ..log.device_times import DeviceTimes
@@ -11,7 +12,7 @@ from ..log.listeners import Subscribers
 from ..log.segments import CallRef, Segment
 from ..log.thread_log import Backward, ThreadLog, ThreadLogs
 from .call_events import BackwardListener, CallEvents
-from .graph_walk import begins_at_leaf, collector_paused, root_nodes
+from .graph_walk import begins_at_leaf, root_nodes
 from .plan import NO_CHANGES, CallChanges, find_adding_nodes, find_calls, find_changes, read_graph
 
 #: A function that returns the log of the thread that made each of some nodes; None where it is not known.

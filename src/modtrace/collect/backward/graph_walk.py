@@ -1,8 +1,6 @@
 """Walks the graph that a backward will run (1.2 us a node), and finds the bases of views that were written to."""
 
-import gc
 from collections.abc import Container, Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,22 +16,6 @@ from ..log.segments import Segment
 Edges = tuple[tuple[Any, int], ...]
 
 _WRITE_THROUGH_VIEW = "CopySlices"  # the name of the node that a write through a view gives to the whole base
-
-
-@contextmanager
-def collector_paused() -> Iterator[None]:
-    """Lets the garbage collector wait while a graph is read.
-
-    Reading makes some objects for each node, all of which are dropped at the end. Counted as they come, they would have
-    the collector visit everything that lives, a tenth of a step with many small ops.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def node_of(tensor: torch.Tensor) -> Any:

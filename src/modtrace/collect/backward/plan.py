@@ -200,7 +200,7 @@ class _CommonCalls:
 
     def _parents_in(self, segment: int) -> list[int]:
         found = self._segments[segment]
-        return [] if found is None else found.parents()
+        return [] if found is None else np.asarray(found.parents).tolist()
 
 
 _NO_CALL = (0, -1)

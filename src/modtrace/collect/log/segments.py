@@ -369,14 +369,12 @@ class Segment:
 
     def parent_of(self, index: int) -> int:
         """Returns the parent of the call `index`; -1 for an outermost call."""
-        return self.open_calls.parent[index] if self.last_seq is None else int(self.structure().parent[index])
+        return int(self.parents[index])
 
-    def parents(self) -> list[int]:
-        """Returns the parents of all calls that have begun; -1 for an outermost call."""
-        parents: list[int] = (
-            self.open_calls.parent if self.last_seq is None else self.structure().parent.tolist()
-        )
-        return parents
+    @property
+    def parents(self) -> Any:
+        """The parents of all calls that have begun: a list while the segment runs, an array once it is closed."""
+        return self.open_calls.parent if self.last_seq is None else self.structure().parent
 
 
 class BackwardSpan:

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from ...recording.process import collector_paused
 from ...torch_internals.dynamo import is_compiled_function
-from ..backward.graph_walk import collector_paused, root_nodes
+from ..backward.graph_walk import root_nodes
 from ..log.listeners import Listener
 from ..log.nesting import Ints
 from ..log.thread_log import Backward, ThreadLog

@@ -166,7 +166,7 @@ def _describe_other_steps(tree: ModuleTree, run: str | None) -> Iterator[Text]:
         what = f"other steps call {first_few(names, _MOST_MODELS)}{f' (and {others} in others)' if others else ''}"
     elif len(tree.unlike) >= _LEAST_UNLIKE:
         step = tree.unlike[-1]
-        what = f"{len(tree.unlike)} training steps between them call other modules or optimizers"
+        what = f"{len(tree.unlike)} training steps between them call models or optimizers otherwise"
     else:
         return
     how = (
