@@ -95,6 +95,7 @@ def test_what_lacks_the_token_or_names_another_host_gets_nothing(server: ReportS
         "/payload",
         f"/{'a' * 32}/payload",
         f"{where.path}x",
+        where.path.rstrip("/"),
         f"{where.path}../payload",
         "//",
     ):

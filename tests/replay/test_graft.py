@@ -182,7 +182,15 @@ MISUSES: dict[str, tuple[Callable[..., Any], dict[str, Any], type[Exception], st
         lambda model, x: model(x[:2]),
         {},
         ValueError,
-        r"\(2, 4\) in call 0, and the recorded one \(3, 4\)",
+        r"block.* has the shape \(2, 4\) in call 0, and 'block' \(3, 4\)",
+    ),
+    "not called": (lambda *_: None, {}, MisuseError, "block was called 0 of 2 times"),
+    "called once": (lambda model, x: model.block(x), {}, MisuseError, "block was called 1 of 2 times"),
+    "other tensors": (
+        lambda model, x: model(x),
+        {"paths": {"first": "block"}},
+        MisuseError,
+        "first returns tensors at",
     ),
     "checkpoint": (_under_checkpoint, {}, MisuseError, "which call this repeats is not known"),
 }

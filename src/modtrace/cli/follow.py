@@ -99,8 +99,14 @@ def _make_handler(report: FollowedReport, token: str) -> type[BaseHTTPRequestHan
             if self.headers.get("Host") not in own:
                 self._answer(HTTPStatus.FORBIDDEN, _TEXT, "not for this host")
                 return
-            _, given, name = (*self.path.split("?")[0].split("/", 2), "", "")[:3]
-            if not hmac.compare_digest(given.encode(), token.encode()) or name not in pages:
+            path = self.path.split("?")[0]
+            _, given, name = (*path.split("/", 2), "", "")[:3]
+            # Without the last slash the page would ask for its data beside the token.
+            if (
+                path.count("/") < 2
+                or not hmac.compare_digest(given.encode(), token.encode())
+                or name not in pages
+            ):
                 self._answer(HTTPStatus.NOT_FOUND, _TEXT, "nothing is here")
                 return
             try:

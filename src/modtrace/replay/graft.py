@@ -44,8 +44,9 @@ def graft(
         with modtrace.graft(port, reference, ["blocks.3.attn"]):
             logits = port(tokens)
 
-    If the difference to the other run is gone then, it came from these modules. The n-th call in the block returns the
-    tensors of the n-th call in the step. They are copies, on the device and in the dtype of what the module has
+    If the difference to the other run is gone then, it came from these modules or from what they read; if it stays,
+    something else differs, too. The n-th call in the block returns the tensors of the n-th call in the step. They are
+    copies, on the device and in the dtype of what the module has
     returned itself: it runs too, so that random numbers and buffers are those of a run without the graft. A gradient
     passes to the module's own output unchanged. All modules return what they did before after the block, also if it
     raises.
@@ -63,14 +64,17 @@ def graft(
         ValueError: a path is not one of `model`, nothing of it was kept whole (`NothingRecordedError`), or tensors of
             several steps were; in the block: a tensor has another shape than the recorded one.
         MisuseError: in the block, if a module is called more often than it was in the step, again in a backward, or
-            returns a tensor that was not kept, or that is inside of an object.
+            returns other tensors than were kept, or some inside of an object; at its end, if it was called less often.
     """
+    grafted: list[_GraftedModule] = []
     with ExitStack() as replaced:
         for path, there in _by_path(paths).items():
             module = _module_at(model, path)
-            grafted = _GraftedModule(path, _Outputs(_data_of(recording), there, step))
-            replaced.enter_context(_forward_replaced(module, grafted))
+            grafted.append(_GraftedModule(path, _Outputs(_data_of(recording), there, step)))
+            replaced.enter_context(_forward_replaced(module, grafted[-1]))
         yield
+    for one in grafted:
+        one.check_is_done()
 
 
 @contextmanager
@@ -124,7 +128,8 @@ def _module_at(model: Any, path: str) -> nn.Module:
     modules = dict(model.named_modules(remove_duplicate=False))
     if path not in modules:
         raise ValueError(
-            f"graft(paths={path!r}): {type(model).__name__} has no such module.{did_you_mean(path, modules)}"
+            f"graft(paths={path!r}): {type(model).__name__} has no such module.{did_you_mean(path, modules)} "
+            "A dict has the paths of the model first."
         )
     found: nn.Module = modules[path]
     return found
@@ -134,7 +139,7 @@ class _Outputs:
     """The whole tensors that the calls of one module returned in one step."""
 
     def __init__(self, data: RecordingData, path: str, step: int | None) -> None:
-        self._data, self._path = data, path
+        self._data, self.path = data, path
         selected = select_values(data, Selection(path, OUTPUT, None, FORWARD, steps=step, kept=True))
         values = PlacedValues(data=data, table=selected.table)
         steps = np.unique(values.step).tolist()
@@ -149,23 +154,14 @@ class _Outputs:
         self.calls: list[int] = sorted({call for call, _ in self._blobs})
         self.step: int = steps[0]
 
-    def read(self, call: int, slot: str, like: torch.Tensor) -> torch.Tensor:
-        """Returns a recorded tensor, on the device and in the dtype of another one that has its shape."""
-        blob = self._blobs.get((call, slot))
-        if blob is None:
-            raise MisuseError(
-                f"graft: {self._path} returns a tensor at {slot or 'its output'} in call {call}, of which no whole "
-                f"tensor was kept in step {self.step}. Record it with modtrace.Capture(include={self._path!r}, "
-                "tensors=True)."
-            )
-        found = self._data.tensor(blob).to_torch()
-        if found.shape != like.shape:
-            raise ValueError(
-                f"graft: {self._path}{slot} has the shape {tuple(like.shape)} in call {call}, and the recorded one "
-                f"{tuple(found.shape)}. Give the model the inputs of the recorded run."
-            )
-        at_home: torch.Tensor = found.to(like.device, like.dtype)
-        return at_home
+    def slots(self, call: int) -> set[str]:
+        """Returns where a call returned tensors that were kept."""
+        return {slot for number, slot in self._blobs if number == call}
+
+    def read(self, call: int, slot: str) -> torch.Tensor:
+        """Returns a tensor that was kept."""
+        found: torch.Tensor = self._data.tensor(self._blobs[call, slot]).to_torch()
+        return found
 
 
 class _GraftedModule:
@@ -179,7 +175,8 @@ class _GraftedModule:
         call = self._next_call()
         with unseen():
             own = [(slot, tensor) for slot, tensor, _ in find_slots(output) if tensor is not None]
-            recorded = {id(tensor): self._outputs.read(call, slot, tensor) for slot, tensor in own}
+            self._check_slots(call, {slot for slot, _ in own})
+            recorded = {id(tensor): self._read(call, slot, tensor) for slot, tensor in own}
         placed: dict[int, Any] = {}  # a tensor in two slots stays one
 
         def place(tensor: torch.Tensor) -> Any:
@@ -195,6 +192,38 @@ class _GraftedModule:
                 f"{first_few(left)}. Give the paths of the modules inside that return them."
             )
         return result
+
+    def _read(self, call: int, slot: str, own: torch.Tensor) -> torch.Tensor:
+        """Returns the recorded tensor, on the device and in the dtype of the module's own."""
+        found = self._outputs.read(call, slot)
+        if found.shape != own.shape:
+            raise ValueError(
+                f"graft: {self._path}{slot} has the shape {tuple(own.shape)} in call {call}, and "
+                f"{self._outputs.path!r} {tuple(found.shape)} in the recording. Give the model the inputs of the "
+                "recorded run, and the path of the module that corresponds."
+            )
+        return found.to(own.device, own.dtype)
+
+    def check_is_done(self) -> None:
+        """Raises `MisuseError` if the module was called less often than in the recorded step."""
+        calls = len(self._outputs.calls)
+        if self._calls < calls:
+            raise MisuseError(
+                f"graft: {self._path} was called {self._calls} of {count_of(calls, 'time')} that step "
+                f"{self._outputs.step} of the recording has. Run the whole step in the block, and the module that is "
+                "called."
+            )
+
+    def _check_slots(self, call: int, own: set[str]) -> None:
+        kept = self._outputs.slots(call)
+        if own == kept:
+            return
+        here, there = (first_few([slot or "the output" for slot in sorted(slots)]) for slots in (own, kept))
+        raise MisuseError(
+            f"graft: {self._path} returns tensors at: {here or 'none'} in call {call}, and {self._outputs.path!r} has "
+            f"whole ones in step {self._outputs.step} at: {there or 'none'}. Record them with "
+            f"modtrace.Capture(include={self._outputs.path!r}, tensors=True), or graft another module."
+        )
 
     def _next_call(self) -> int:
         calls = self._outputs.calls

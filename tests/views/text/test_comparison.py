@@ -142,6 +142,13 @@ def test_recompute_that_differs_from_its_forward_is_told_as_that() -> None:
     assert_golden("comparison_recompute.txt", render_comparison(alone, width=80))
 
 
+def test_rules_that_are_not_printed_are_counted() -> None:
+    rules = tuple(f"h.{at}=blocks.{at}" for at in range(12))
+    lines = render_comparison(replace(FOUND, proposed=rules), width=80, top=10).splitlines()
+    at = lines.index("  h.9=blocks.9")
+    assert lines[at + 1] == "  … and 2 more"
+
+
 def test_runs_that_differ_by_noise_agree() -> None:
     found = replace(
         FOUND,

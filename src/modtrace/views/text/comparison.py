@@ -367,6 +367,8 @@ def _list_unmatched(found: Comparison, top: int) -> Iterator[Text]:
     if found.proposed:
         yield Text('try map="auto" (--map auto), which stands for these rules, or give your own:')
         yield from (Text(f"  {rule}") for rule in found.proposed[:top])
+        if len(found.proposed) > top:
+            yield Text(f"  … and {len(found.proposed) - top} more")
 
 
 def _name_one(named: Named) -> str:
