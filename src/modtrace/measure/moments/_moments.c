@@ -163,12 +163,9 @@ static void measure_slowly(const void *source, Py_ssize_t count, int kind, Stati
     } wide;
     for (Py_ssize_t at = 0; at < count; at += WIDE_PIECE) {
         Py_ssize_t size = count - at < WIDE_PIECE ? count - at : WIDE_PIECE;
-        const float *values = (const float *)source + at;
-        if (kind != FLOAT32) {
-            (kind == BFLOAT16 ? from_bfloat16 : from_float16)((const uint16_t *)source + at, size, wide.bits);
-            values = wide.values;
-        }
-        measure_widened(values, size, into);
+        if (kind == BFLOAT16) from_bfloat16((const uint16_t *)source + at, size, wide.bits);
+        else if (kind == FLOAT16) from_float16((const uint16_t *)source + at, size, wide.bits);
+        measure_widened(kind == FLOAT32 ? (const float *)source + at : wide.values, size, into);
     }
 }
 
