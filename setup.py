@@ -144,6 +144,13 @@ setup(
             optional=True,
         ),
         Extension(
+            "modtrace.collect.values._taps",
+            ["src/modtrace/collect/values/_taps.c"],
+            depends=["src/modtrace/collect/_shared.h"],
+            py_limited_api=True,
+            optional=True,
+        ),
+        Extension(
             "modtrace.collect.collectives._called",
             [f"src/modtrace/collect/collectives/{name}.c" for name in ("_called_type", "_called")],
             depends=[

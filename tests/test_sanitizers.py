@@ -17,6 +17,7 @@ MODULES = [
     "collect.collectives._called",
     "collect.ops._op_mode",
     "collect.tensor_ids._tensor_ids",
+    "collect.values._taps",
     "measure.cuda._cuda_launch",
     "measure.fingerprints._fingerprint",
     "measure.moments._moments",

@@ -19,6 +19,7 @@ _MODULES = (
         "modtrace.measure.fingerprints._fingerprint",
         "hashing tensors takes up to thirty times as long",
     ),
+    (KERNEL, "modtrace.collect.values._taps", "measuring what modules return takes a third longer"),
     (TENSOR_IDS, "modtrace.collect.tensor_ids._tensor_ids", "ops cannot be recorded"),
     (TENSOR_IDS, "modtrace.collect.ops._op_mode", "ops cannot be recorded"),
     (

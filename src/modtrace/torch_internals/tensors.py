@@ -82,56 +82,48 @@ def hooks_on(tensor: torch.Tensor) -> list[Any]:
     return list((tensor._backward_hooks or {}).values())
 
 
-class TensorHook:
-    """The position of a hook on a tensor, which it does not keep alive."""
-
-    __slots__ = ("__weakref__", "hooks_dict_ref")
-
-    def __init__(self, hooks: "OrderedDict[Any, Any]") -> None:
-        self.hooks_dict_ref = weakref.ref(hooks)  # as in torch's handles
-
-    def remove(self) -> None:
-        """Removes the hook, if it is still registered."""
-        hooks = self.hooks_dict_ref()
-        if hooks is not None:
-            hooks.pop(self, None)
-
-
-def add_hook(tensor: torch.Tensor, hook: Callable[[Any], Any]) -> Any:
-    """Registers a hook as `Tensor.register_hook` does (2.13), in 1 us instead of 3, and returns a removable handle.
-
-    Call it inside `DisableTorchFunction()`, with a tensor that requires a gradient.
-    """
-    hooks: Any = tensor._backward_hooks
-    if hooks is None:
-        node = grad_fn_of(tensor)
-        register: Any = getattr(node, "_register_hook_dict", None)
-        if node is not None and register is None:
-            return tensor.register_hook(hook)  # type: ignore[no-untyped-call]
-        hooks = tensor._backward_hooks = OrderedDict()
-        if node is not None:
-            register(tensor)
-    handle = TensorHook(hooks)
-    hooks[handle] = hook
-    return handle
-
-
 class GradientHook:
-    """A hook on a tensor, which calls a function with itself and the tensor's gradient."""
+    """A hook on a tensor, which calls a function with itself and the tensor's gradient.
 
-    __slots__ = ("__weakref__", "handle", "receive")
+    Subclasses have the attributes `receive` (that function), `hooks_ref` and `__weakref__`.
+    """
+
+    __slots__ = ()
 
     __torch_unserializable__ = True  # torch.save warns of hooks without it (torch.utils.hooks, 2.13)
 
-    def __init__(self, receive: Callable[[Any, Any], None]) -> None:
-        self.receive = receive
-        self.handle: Any = None  # the result of `add_hook`; None if not registered
+    receive: Callable[[Any, Any], None]
+    hooks_ref: "weakref.ref[Any] | None"  # refers to the hooks of the tensor; None if it was never registered
+
+    def hook(self, tensor: torch.Tensor) -> None:
+        """Registers the hook as `Tensor.register_hook` does (2.13), in 1 us instead of 3.
+
+        Call it inside `DisableTorchFunction()`, with a tensor that requires a gradient.
+        """
+        hooks: Any = tensor._backward_hooks
+        if hooks is None:
+            node = grad_fn_of(tensor)
+            register: Any = getattr(node, "_register_hook_dict", None)
+            if node is not None and register is None:
+                handle: Any = tensor.register_hook(len)  # type: ignore[no-untyped-call]
+                hooks = handle.hooks_dict_ref()
+                handle.remove()
+            else:
+                hooks = tensor._backward_hooks = OrderedDict()
+                if node is not None:
+                    register(tensor)
+        self.hooks_ref = weakref.ref(hooks)  # type: ignore[misc]  # subclasses have it
+        hooks[self] = self
+
+    def living_hooks(self) -> dict[Any, Any] | None:
+        """Returns the hooks of the tensor; None if this one was never registered, or the tensor's graph is dead."""
+        return None if self.hooks_ref is None else self.hooks_ref()
 
     def unhook(self) -> None:
         """Removes the hook, if it is registered."""
-        if self.handle is not None:
-            self.handle.remove()
-            self.handle = None
+        hooks = None if self.hooks_ref is None else self.hooks_ref()
+        if hooks is not None:
+            hooks.pop(self, None)
 
     def __call__(self, gradient: Any) -> None:
         if not is_dynamo_compiling():

@@ -9,8 +9,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import modtrace
+from helpers.kernels import both_kernels
 from helpers.stat_rows import rows
 from modtrace import Capture
+from modtrace.collect.values import taps
+
+kernel = both_kernels((taps, "tap_tensor"), (taps, "tap_gradient"))
 
 
 @pytest.fixture(autouse=True)

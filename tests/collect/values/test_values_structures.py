@@ -9,7 +9,11 @@ import torch
 from torch import nn
 
 import modtrace
+from helpers.kernels import both_kernels
 from helpers.stat_rows import names, rows
+from modtrace.collect.values import taps
+
+kernel = both_kernels((taps, "tap_tensor"), (taps, "tap_gradient"))
 
 
 def record(*arguments: Any, **options: Any) -> modtrace.LiveRecording:

@@ -12,7 +12,7 @@ from ...recording.module_path import join
 from ...torch_internals.call_frames import frames, module_given_first, module_of_method
 from ...torch_internals.modules import id_of_hooks, is_replica
 from ..identity_map import IdentityMap
-from .walk import MAX_PATHS, count_elements, descendants, parameter_of, walk
+from .walk import MAX_PATHS, count_elements, descendants, walk
 from .wrappers import class_name, free_name, is_wrapped
 
 #: The type that is shown for code that the user named, which is no module.
@@ -80,8 +80,10 @@ class ParameterOwner(NamedTuple):
 
         A weak reference to the parameter would make `torch.utils.swap_tensors` fail.
         """
-        module = self.module.module
-        return module is not None and parameter_of(module, self.name) is parameter
+        ref, name = self.module.ref, self.name  # plainly: a step asks for every parameter
+        module = None if ref is None else ref()
+        held: Any = {} if module is None else module._parameters  # that of a scripted module is no dict
+        return name in held and held[name] is parameter
 
 
 class ModuleNames:

@@ -175,7 +175,7 @@ class OpValues:
             if not is_initialized:
                 found = not_asked_for(tensor)  # the contents of uninitialised memory mean nothing
                 found.note = NOTHING_WRITTEN
-            elif self._capture_masks.want(mask) is USUAL:
+            elif (want := self._capture_masks.want(mask)) is USUAL:
                 found = self._measurer.measure(tensor)
             else:
                 context = self._context()
@@ -184,7 +184,7 @@ class OpValues:
                 if type(where) is str:
                     self._latest.pop(id(tensor), None)
                 found = self._measure_more(
-                    tensor, mask, join("" if context is None else context.path, name + slot)
+                    tensor, want, join("" if context is None else context.path, name + slot)
                 )
             found.start_ns = start_ns
             self._measured.sites += (found, op, where, mask)

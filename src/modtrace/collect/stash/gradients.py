@@ -11,7 +11,7 @@ import torch
 from ...torch_internals.autograd import ACCUMULATE_SEQUENCE_NR, graph_task_id, queue_callback
 from ...torch_internals.deep_graphs import cut_below
 from ...torch_internals.modes import DisableTorchFunction, unseen
-from ...torch_internals.tensors import GradientHook, add_hook, hooks_on
+from ...torch_internals.tensors import GradientHook, hooks_on
 from ...torch_internals.transforms import is_batched_tensor
 from ..backward.graph_walk import base_made_in, edges_to_written_bases, root_nodes, walk_graph, will_run
 from ..identity_map import IdentityMap
@@ -62,10 +62,10 @@ class Entry(NamedTuple):
 class Watch(GradientHook):
     """A hook on a tensor, which receives its gradient for all calls that returned it."""
 
-    __slots__ = ("entries", "number", "served")
+    __slots__ = ("__weakref__", "entries", "hooks_ref", "number", "receive", "served")
 
     def __init__(self, number: int, receive: "Callable[[Watch, Any], None]") -> None:
-        self.receive, self.handle = receive, None  # set directly, which is faster
+        self.receive, self.hooks_ref = receive, None
         self.number = number
         self.entries: list[Entry] = []  # in the order of the calls
         self.served = 0  # how many entries have received a gradient
@@ -213,7 +213,7 @@ class OutputGradients(Listener):
 
     def _hook(self, tensor: torch.Tensor) -> Watch:
         watch = Watch(next(self._numbers), self._on_gradient)
-        watch.handle = add_hook(tensor, watch)
+        watch.hook(tensor)
         self._watches[watch] = None
         return watch
 

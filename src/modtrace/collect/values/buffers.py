@@ -63,7 +63,7 @@ class BufferTaps(ValueSource):
             sites = self._sites.of_owners(owners)
             mask = wanted_by(sites, measured.active)
             if mask:
-                found = self._measure(buffer, mask, name_of(sites, BUFFER))
+                found = self._measure(buffer, self._capture_masks.want(mask), name_of(sites, BUFFER))
                 store(measured, found, BUFFER, sites, measured.active)
 
     def _buffers_of(self, top: nn.Module) -> list[tuple[torch.Tensor, list[ParameterOwner]]]:

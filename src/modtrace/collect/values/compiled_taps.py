@@ -193,10 +193,10 @@ class CompiledTaps(ValueSource):
         want = self._capture_masks.want(mark >> ROLE_BITS)
         sample = known if want is USUAL else None
         if sample is None:
-            name = name_of_tensor(named.path, mark, slot) if want.tensors or want.lazy else ""
+            name = name_of_tensor(named.path, mark, slot) if want.keeps else ""
             with DisableTorchFunction():
                 # Compiled code reuses this memory as soon as it no longer needs the tensor.
-                sample = self._measurer.measure_wanted(
+                sample = self._measurer.measure(
                     graph_captures.clone(tensor) if want.lazy else tensor, want, name
                 )
         measured.sites += (sample, named, call, slot, mark)

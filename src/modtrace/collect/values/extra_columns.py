@@ -108,5 +108,5 @@ _COLUMNS: dict[str, tuple[Callable[[Want], Any], Callable[[Extra, Want], Any]]] 
     "sketch": (lambda want: want.sketch, lambda extra, want: extra.sketch),
     "histogram": (_is_second_tier, lambda extra, want: extra.histogram),
     "user": (lambda want: want.functions, _user),
-    "blob": (lambda want: want.tensors or want.lazy, lambda extra, want: extra.blob),
+    "blob": (lambda want: want.keeps, lambda extra, want: extra.blob),
 }

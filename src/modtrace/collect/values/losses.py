@@ -43,7 +43,7 @@ class LossTaps(ValueSource):
             with DisableTorchFunction() if tracing_state() is None else unseen():
                 for slot, root in _slots_of(backward.outputs):
                     if _has_one_element(root):
-                        found = self._measure(root, active, LOSS + slot)
+                        found = self._measure(root, self._capture_masks.want(active), LOSS + slot)
                         store(measured, found, LOSS, [ParameterSite(slot, None, "", active)], active)
         except Exception as error:
             self._failed(error, "the loss of a backward")

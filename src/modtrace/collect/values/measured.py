@@ -12,12 +12,12 @@ import torch
 from ...measure.measurers.measurer import Measurement
 from ...measure.moments.rows import COUNTS, Rows
 from ...recording.module_path import join
-from ...recording.role import GRAD_OUTPUT, ROLES
+from ...recording.role import ROLES
 from ...torch_internals.tensors import base_of
 from ..backward.graph_walk import base_made_in
 from ..log.call_context import CallContext
 from ..log.segments import Segment
-from .capture_masks import ROLE_CODE, ROLE_CODES, Mask
+from .capture_masks import ROLE_CODES, Asked, Mask
 from .gradient_taps import GradientTap
 
 #: Measurements and their sites in one flat list, `width` entries for each; a tuple for each would be one more object.
@@ -29,13 +29,10 @@ class MeasuredOutputs:
 
     width = 4  # the number of entries: measurement, event, slot and mark
 
-    __slots__ = ("active", "intervals", "known", "marks", "segment", "sites", "taps", "thread")
+    __slots__ = ("active", "intervals", "known", "segment", "sites", "taps", "thread")
 
-    def __init__(self, segment: Segment, active: Mask, marks: "dict[int, tuple[int, int]]") -> None:
+    def __init__(self, segment: Segment, active: Mask) -> None:
         self.segment = segment
-        #: By role code of the tensors, the marks of tensors and their gradients, where these are the same for every
-        #: call.
-        self.marks = marks
         self.active = active  # the captures that may want the segment's step
         self.thread: int = segment.log.number
         self.sites: Sites = []
@@ -57,22 +54,22 @@ class SeenCall:
     measured: MeasuredOutputs
     event: int
     context: CallContext
-    mark: int
-    grad_mark: int
+    asked: Asked
+    #: The number of the first node that it can have made itself; -1 if calls inside made some, None as it begins.
+    first_seq: int | None
 
     def name(self, slot: str) -> str:
         """Returns the name under which a whole tensor is stored."""
-        return name_of_tensor(self.context.path, self.mark, slot)
+        return name_of_tensor(self.context.path, self.asked.mark, slot)
 
     def base_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """Returns the base of a view that the call returns; see `base_made_in`."""
-        if self.grad_mark & ROLE_CODES != ROLE_CODE[GRAD_OUTPUT] or base_of(tensor) is None:
+        segment, first_seq = self.measured.segment, self.first_seq
+        if first_seq is None or base_of(tensor) is None:
             return None
-        segment, before = self.measured.segment, self.event - 1
-        if segment.contexts[before] >= 0:  # no call inside of the one that has just ended
-            return base_made_in(segment, segment.seqs[before], tensor)
-        call = segment.call_after(before)
-        return None if call is None else base_made_in(segment, call.first_seq, tensor)
+        call = segment.call_after(self.event - 1) if first_seq < 0 else None
+        first_seq = first_seq if call is None else call.first_seq
+        return None if first_seq < 0 else base_made_in(segment, first_seq, tensor)
 
 
 def name_of_tensor(path: str, mark: int, slot: str) -> str:
@@ -85,24 +82,24 @@ class MeasuredGradients:
 
     width = 2  # the number of entries: measurement and tap
 
-    __slots__ = ("handles", "intervals", "last", "sites", "thread", "written")
+    __slots__ = ("intervals", "last", "rehooked", "sites", "thread", "written")
 
     def __init__(self, thread: int) -> None:
         self.thread = thread
         self.sites: Sites = []
         self.intervals: list[int] = []
-        self.handles: list[Any] = []  # handles of hooks that were registered again for this backward
+        self.rehooked: list[GradientTap] = []  # taps whose hooks were registered again for this backward
         #: The last measured gradient with its version and its measurement, in one object because a backward on two
         #: devices runs on two threads.
         self.last: tuple[weakref.ref[torch.Tensor], int | None, Measurement] | None = None
-        self.written: set[GradientTap] | None = None  # see `written_bases`; None until they are computed
+        self.written: set[tuple[int, int]] | None = None  # see `written_bases`; None until they are computed
 
     def close(self) -> None:
         """Drops references and removes hooks, since the backward has ended."""
         self.last = self.written = None
-        for handle in self.handles:
-            handle.remove()
-        self.handles = []
+        for tap in self.rehooked:
+            tap.unhook()
+        self.rehooked = []
 
     def find(self, gradient: torch.Tensor, version: int | None) -> Measurement | None:
         """Returns the last measurement if it is of this tensor, and the tensor was not written to since."""

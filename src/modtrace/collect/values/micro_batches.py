@@ -15,7 +15,6 @@ from ...torch_internals.dynamo import keep_out_of_dynamo
 from ...torch_internals.modes import DisableTorchFunction
 from ...torch_internals.tensors import (
     GradientHook,
-    add_hook,
     forget_removed_hooks,
     insides_of,
     is_leaf,
@@ -142,7 +141,7 @@ class MicroBatchTaps(ValueSource):
             hook, is_first = _GradientHook(sites, active, self._on_gradient), not was_hooked(parameter)
             hook.insides = insides_of(parameter)
             try:
-                hook.handle = add_hook(parameter, hook)
+                hook.hook(parameter)
             except Exception:  # a user's subclass raised: the parameter has no micro-batches
                 return
             hook.was_first = is_first or hook.stands_behind_ours()
@@ -166,7 +165,9 @@ class MicroBatchTaps(ValueSource):
                 return  # `autograd.grad` returns the gradient without adding it
             mask = wanted_by(hook.sites, hook.active)
             with DisableTorchFunction():
-                found = self._measure(gradient, mask, name_of(hook.sites, PARAMETER_GRAD))
+                found = self._measure(
+                    gradient, self._capture_masks.want(mask), name_of(hook.sites, PARAMETER_GRAD)
+                )
             measured = self._of_backward.get(backward)
             if measured is None:  # two devices use two threads
                 new = MeasuredParameters(log.number, BACKWARD, hook.active)
@@ -189,12 +190,12 @@ def _can_be_hooked(parameter: torch.Tensor) -> bool:
 class _GradientHook(GradientHook):
     """The hook of a parameter, which receives the gradient of each backward before it is added."""
 
-    __slots__ = ("active", "insides", "sites", "was_first")
+    __slots__ = ("__weakref__", "active", "hooks_ref", "insides", "receive", "sites", "was_first")
 
     def __init__(
         self, sites: list[ParameterSite], active: Mask, receive: Callable[["_GradientHook", Any], None]
     ) -> None:
-        self.receive, self.handle = receive, None  # set directly: each step makes one for each parameter
+        self.receive, self.hooks_ref = receive, None
         self.sites = sites
         self.active = active  # the captures that may want the step
         #: Identifies the parameter's insides, which `swap_tensors` exchanges for others without hooks.
@@ -203,17 +204,17 @@ class _GradientHook(GradientHook):
 
     def is_on(self, parameter: torch.Tensor) -> bool:
         """Returns whether the hook is on this parameter, and not on an earlier one with the same `id`."""
-        return self.handle.hooks_dict_ref() is not None and self.insides == insides_of(parameter)
+        return self.living_hooks() is not None and self.insides == insides_of(parameter)
 
     def stands_behind_ours(self) -> bool:
         """Returns whether only hooks of other recorders were registered on the parameter before this one."""
-        others = [hook for hook in self.handle.hooks_dict_ref().values() if hook is not self]
+        others = [hook for hook in self.living_hooks() or () if hook is not self]
         return bool(others) and all(isinstance(other, _GradientHook) and other.was_first for other in others)
 
     def remove(self) -> None:
         """Removes the hook, and leaves the parameter's hooks as they were before."""
-        hooks = self.handle.hooks_dict_ref()
-        self.handle.remove()
+        hooks = self.living_hooks()
+        self.unhook()
         if not self.was_first or hooks is None or hooks:
             return
         for site in self.sites:

@@ -6,13 +6,14 @@ from typing import NamedTuple
 import torch
 
 from ...measure.measurers.measurer import Measurement
+from ...measure.measurers.want import Want
 from ...recording.module_path import join
 from ..names.module_names import ModuleNames, NamedModule, ParameterOwner
 from .capture_masks import CaptureMasks, Mask
 from .measured import MeasuredParameters
 
 #: A function that measures a tensor as captures want it; its name argument is for whole tensors.
-Measure = Callable[[torch.Tensor, Mask, str], Measurement]
+Measure = Callable[[torch.Tensor, Want, str], Measurement]
 
 
 class ParameterSite(NamedTuple):

@@ -12,6 +12,7 @@ import torch
 
 from ...measure.measurers.differences import Before
 from ...measure.measurers.measurer import Measurement, not_asked_for
+from ...measure.measurers.want import Want
 from ...recording.phase import OPTIMIZER
 from ...recording.role import OPTIMIZER_STATE, PARAMETER, PARAMETER_GRAD, UPDATE
 from ...torch_internals.dynamo import keep_out_of_dynamo
@@ -19,11 +20,11 @@ from ...torch_internals.modes import DisableTorchFunction, unseen
 from ...torch_internals.tensors import grad_of
 from ..identity_map import IdentityMap
 from ..log.segments import Segment
-from ..names.module_names import ParameterOwner
+from ..names.module_names import NamedModule, ParameterOwner
 from ..structures.find import Slot, find_slots
 from .capture_masks import Mask
 from .measured import Measured, MeasuredParameters, free_rows, not_measured
-from .parameter_sites import ParameterSite, name_of, store, wanted_by
+from .parameter_sites import ParameterSite, wanted_by
 from .source import Measuring, ValueSource
 
 _SCALED = "still scaled by the GradScaler"
@@ -157,9 +158,15 @@ class ParameterTaps(ValueSource):
         return [owners_of(parameter) for parameter in parameters]
 
     def _place_at(self, position: _Position, sites: list[ParameterSite], active: Mask) -> "_Place":
-        wanted = {role: self._wanted[role] & active for role in _OF_OPTIMIZERS}
-        masks = {role: (wanted_by(sites, mask), mask) for role, mask in wanted.items()}
-        return _Place(position, masks, sites, {role: name_of(sites, role) for role in wanted})
+        of_roles = {role: self._of_role(role, sites, self._wanted[role] & active) for role in _OF_OPTIMIZERS}
+        return _Place(position, {role: found for role, found in of_roles.items() if found.sites})
+
+    def _of_role(self, role: str, sites: list[ParameterSite], active: Mask) -> "_OfRole":
+        wanted = [(site, site.mask & active) for site in sites if site.mask & active]
+        want = self._capture_masks.want(wanted_by(sites, active))
+        return _OfRole(
+            want, sites[0].path if sites else "", [(site.slot, site.owner, mask) for site, mask in wanted]
+        )
 
     def _known(self, optimizer: Any) -> "_Optimizer":
         known = self._optimizers.get(optimizer)
@@ -174,7 +181,7 @@ class ParameterTaps(ValueSource):
         self._measure_at(stepping, place, PARAMETER, tensor)
         if not has_closure:
             self._measure_gradient(stepping, optimizer, place, tensor)
-        if place.masks[UPDATE][0]:
+        if UPDATE in place.of_roles:
             stepping.copied[place.position] = id(tensor)
             self._before_of(optimizer, place.position).take(tensor)
 
@@ -185,18 +192,26 @@ class ParameterTaps(ValueSource):
             self._measure_gradient(stepping, optimizer, place, tensor)
         if stepping.copied.get(place.position) == id(tensor):
             self._measure_update(stepping, optimizer, place, tensor)
-        if place.masks[OPTIMIZER_STATE][0]:
+        if OPTIMIZER_STATE in place.of_roles:
             self._measure_state(stepping, optimizer, place, tensor)
 
     def _measure_at(
-        self, stepping: "_Stepping", place: "_Place", role: str, tensor: torch.Tensor, below: str = ""
+        self,
+        stepping: "_Stepping",
+        place: "_Place",
+        role: str,
+        tensor: Any,
+        below: str = "",
+        found: Measurement | None = None,
     ) -> Measurement | None:
-        mask, wanted = place.masks[role]
-        if not mask:
+        """Measures a tensor, unless `found` is given, and stores what was found under each of its sites."""
+        of_role = place.of_roles.get(role)
+        if of_role is None:
             return None
-        name = name_of(place.sites, role, below) if below else place.names[role]
-        found = self._measure(tensor, mask, name)
-        store(stepping.measured, found, role, place.sites, wanted, below)
+        if found is None:
+            found = self._measure(tensor, of_role.want, f"{of_role.path}{below}.{role}")
+        for slot, owner, mask in of_role.sites:
+            stepping.measured.sites += (found, role, slot + below, owner, mask)
         return found
 
     def _measure_gradient(
@@ -217,14 +232,13 @@ class ParameterTaps(ValueSource):
     def _measure_update(
         self, stepping: "_Stepping", optimizer: Any, place: "_Place", tensor: torch.Tensor
     ) -> None:
-        mask, wanted = place.masks[UPDATE]
-        want = self._capture_masks.want(mask)
+        want = place.of_roles[UPDATE].want
         keep = want.lazy or bool(want.functions)  # the user may keep the copy
         moved = self._before_of(optimizer, place.position).difference(tensor, keep=keep)
         if moved.tensor is None:
             nothing = not_asked_for(tensor)
             nothing.shape, nothing.note, nothing.start_ns = moved.shape, moved.note, time.perf_counter_ns()
-            store(stepping.measured, nothing, UPDATE, place.sites, wanted)
+            self._measure_at(stepping, place, UPDATE, None, found=nothing)
             return
         found = self._measure_at(stepping, place, UPDATE, moved.tensor)
         if found is not None:
@@ -237,11 +251,8 @@ class ParameterTaps(ValueSource):
     ) -> None:
         for slot, tensor, note in _state_of(optimizer, parameter):
             below = _dotted(slot)
-            if tensor is not None:
-                self._measure_at(stepping, place, OPTIMIZER_STATE, tensor, below)
-            else:
-                wanted = place.masks[OPTIMIZER_STATE][1]
-                store(stepping.measured, not_measured(note), OPTIMIZER_STATE, place.sites, wanted, below)
+            found = None if tensor is not None else not_measured(note)
+            self._measure_at(stepping, place, OPTIMIZER_STATE, tensor, below, found)
 
 
 _OF_OPTIMIZERS = (PARAMETER, PARAMETER_GRAD, UPDATE, OPTIMIZER_STATE)
@@ -251,10 +262,15 @@ class _Place(NamedTuple):
     """A parameter in an optimizer, with its sites and the captures that want it."""
 
     position: _Position
-    #: For each role, the captures that want the parameter in it, and those that want the role at all.
-    masks: dict[str, tuple[Mask, Mask]]
-    sites: list[ParameterSite]
-    names: dict[str, str]  # by role, the names of whole tensors
+    of_roles: "dict[str, _OfRole]"  # those roles in which a capture wants it
+
+
+class _OfRole(NamedTuple):
+    """What captures want of a parameter in one role."""
+
+    want: Want
+    path: str  # the first part of the names of whole tensors
+    sites: list[tuple[str, NamedModule | None, Mask]]  # slot, owner, and the captures that want it there
 
 
 class _Optimizer:

@@ -19,7 +19,7 @@ class Measuring(NamedTuple):
     tracker: ScopeTracker
     sites: ParameterSites
     capture_masks: CaptureMasks
-    measure: Measure  # measures a tensor for some captures; the name is for whole tensors
+    measure: Measure  # measures what is wanted of a tensor; the name is for whole tensors
     settle: Callable[[], None]  # copies tensors whose copy was deferred, before they are written to
     failed: Callable[[Exception, str], None]  # receives an internal error and the place where it was raised
     together: Callable[[], AbstractContextManager[None]]  # measures all tensors at a block's end

@@ -3,7 +3,9 @@
 import sys
 import time
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -14,29 +16,24 @@ from ...measure.measurers.extras import Extras
 from ...measure.measurers.measurer import NOT_ASKED_FOR, Measurement, Measurer, not_asked_for
 from ...measure.measurers.user_functions import UserFunctions
 from ...measure.measurers.want import USUAL, Extra, Want
-from ...recording.role import GRAD_INPUT, GRAD_OUTPUT, INPUT, OUTPUT
+from ...recording.role import INPUT, OUTPUT
 from ...torch_internals.autograd import graph_task_id
+from ...torch_internals.deep_graphs import cut_below
 from ...torch_internals.dynamo import keep_out_of_dynamo
 from ...torch_internals.graph_captures import graph_captures
 from ...torch_internals.modes import DisableTorchFunction, tracing_state, unseen
 from ...torch_internals.tensors import GradientHook, requires_grad_of
-from ...torch_internals.transforms import is_batched_tensor
+from ...torch_internals.transforms import is_batched_tensor, is_functorch_tensor
 from ..log.call_context import CallContext
 from ..log.segments import Segment
 from ..log.thread_log import Backward, ThreadLog
 from ..scopes.tracker import ScopeTracker
 from ..structures.find import find_slots
-from .capture_masks import ROLE_BITS, ROLE_CODE, CaptureMasks, Mask, mark_of
-from .gradient_taps import BaseTap, GradientTap, rehook_taps, written_bases
+from .capture_masks import Asked, CaptureMasks, Mask
+from .gradient_taps import BaseTap, GradientTap, SuspendedTaps, tap_gradient, tap_tensor, written_bases
 from .measured import Measured, MeasuredGradients, MeasuredOutputs, SeenCall, name_of_tensor, not_measured
 from .source import Measuring, ValueSource
 from .whole_tensors import KeptTensors
-
-#: The number of segments of ended steps that are kept without checking whether their graphs live.
-_KEPT_SUSPENDED = 16
-
-_INPUT, _OUTPUT = ROLE_CODE[INPUT], ROLE_CODE[OUTPUT]
-_GRAD_INPUT, _GRAD_OUTPUT = ROLE_CODE[GRAD_INPUT], ROLE_CODE[GRAD_OUTPUT]
 
 
 class CallTaps(ValueSource):
@@ -46,23 +43,23 @@ class CallTaps(ValueSource):
         super().__init__(measuring)
         self._measurer = measurer
         self._on_gradient = self._measure_gradient  # bound once, because the hook of each tensor refers to it
+        self._held = (  # what C code needs
+            GradientTap, BaseTap, self._on_gradient, measurer.measure, is_functorch_tensor, OrderedDict,
+            cut_below,
+        )  # fmt: skip
         self._running: dict[Segment, MeasuredOutputs] = {}
         self._closed: dict[Segment, MeasuredOutputs] = {}
         self._of_backward: dict[Backward | None, MeasuredGradients] = {}
         self._leaving: list[tuple[Segment, list[GradientTap]]] = []  # ended steps, still with hooks
-        #: Segments without hooks, whose graphs may live.
-        self._suspended: list[tuple[Segment, list[GradientTap]]] = []
-        self._prune_at = _KEPT_SUSPENDED
-        self._open_marks: dict[Mask, dict[int, tuple[int, int]]] = {}  # keyed by the captures' mask
+        self._suspended = SuspendedTaps()
+        #: The last backward, by its task, that brought a gradient: (task, backward, measured).
+        self._latest: tuple[int, Backward, MeasuredGradients] | None = None
         keep_out_of_dynamo(CallTaps.returned, CallTaps.entering, CallTaps._measure_gradient, BaseTap.__call__)
         # Captures of `track()` call functions of the user.
         keep_out_of_dynamo(GradientHook.__call__, with_callees=False)
 
     def opened(self, segment: Segment, active: Mask) -> None:
-        marks = self._open_marks.get(active)
-        if marks is None:
-            marks = self._open_marks[active] = self._marks_of_every_call(active)
-        self._running[segment] = MeasuredOutputs(segment, active, marks)
+        self._running[segment] = MeasuredOutputs(segment, active)
 
     def closed(self, segment: Segment, active: Mask) -> None:
         measured = self._running.pop(segment, None)
@@ -85,7 +82,7 @@ class CallTaps(ValueSource):
         return [*closed, *([] if unseen_backward is None else [unseen_backward])]
 
     def take_backward(self, backward: Backward | None) -> MeasuredGradients | None:
-        measured = self._of_backward.pop(backward, None)
+        measured, self._latest = self._of_backward.pop(backward, None), None
         if measured is not None:
             measured.close()
         self._suspend()
@@ -103,52 +100,41 @@ class CallTaps(ValueSource):
         for gradients in self._of_backward.values():
             gradients.close()
         self._running, self._closed, self._of_backward = {}, {}, {}
-        self._leaving, self._suspended = [], []
+        self._leaving, self._suspended = [], SuspendedTaps()
 
     def _suspend(self) -> None:
         """Removes the hooks of steps that have ended, unless a backward runs on any thread."""
         if self._leaving and not self._tracker.backwards.is_running():
-            for _, taps in self._leaving:
-                for tap in taps:
-                    tap.unhook()
-            self._suspended += self._leaving
+            for segment, taps in self._leaving:
+                self._suspended.add(segment, taps)
             self._leaving = []
-            if len(self._suspended) > self._prune_at:
-                self._prune()
-
-    def _prune(self) -> None:
-        self._suspended = [(segment, taps) for segment, taps in self._suspended if segment.has_graph()]
-        self._prune_at = 2 * len(self._suspended) + _KEPT_SUSPENDED
 
     def backward_began(self, backward: Backward) -> None:
         """Registers again the hooks that this backward may reach in graphs of ended steps."""
-        self._prune()
-        if self._is_abandoned or not self._suspended:
+        if self._is_abandoned:
             return
         try:
             with DisableTorchFunction():
-                handles = rehook_taps(backward.outputs, self._on_gradient)
+                rehooked = self._suspended.rehook(backward.outputs)
         except Exception as error:
             self._failed(error, "the graph of a backward")
             return
-        if handles:
+        if rehooked:
             measured = self._of_backward[backward] = MeasuredGradients(backward.log.number)
-            measured.handles = handles
+            measured.rehooked = rehooked
 
-    # Measuring a small output takes 9 us a call, of which the kernel takes 2 and the gradient's hook 3, and the
-    # gradient as much again. An input that a module returned and nothing wrote to since is not measured again.
+    # An input that a module returned, and nothing wrote to since, is not measured again.
 
     def returned(self, log: ThreadLog, context: CallContext, output: Any) -> None:
         segment = log.segment
         measured = None if segment is None else self._running.get(segment)
-        if measured is None:
-            return
-        mark, grad_mark = self._marks(measured, context, _OUTPUT, _GRAD_OUTPUT)
-        if not (mark or grad_mark):
+        asked = None if measured is None else self._asked(measured, context, OUTPUT)
+        if measured is None or asked is None:
             return
         start_ns = log.times[-1]
-        event = len(log.contexts) - 1
-        self._measure_values(SeenCall(measured, event, context, mark, grad_mark), output)
+        before = len(log.contexts) - 2  # a call may have ended right before, inside of this one
+        first_seq = log.seqs[before] if log.contexts[before] >= 0 else -1
+        self._measure_values(SeenCall(measured, before + 1, context, asked, first_seq), output)
         measured.intervals += (start_ns, time.perf_counter_ns())
 
     def entering(self, log: ThreadLog, module: nn.Module, args: Any) -> None:
@@ -157,39 +143,20 @@ class CallTaps(ValueSource):
         measured = None if segment is None else self._running.get(segment)
         if measured is None or context.outermost != id(module):  # a compiler's own module
             return
-        mark, grad_mark = self._marks(measured, context, _INPUT, _GRAD_INPUT)
-        if not (mark or grad_mark):
+        asked = self._asked(measured, context, INPUT)
+        if asked is None:
             return
         start_ns = time.perf_counter_ns()
         kwargs = log.kwargs_of(sys._getframe(2))
-        event = len(log.contexts) - 1
-        self._measure_values(SeenCall(measured, event, context, mark, grad_mark), args, kwargs)
+        self._measure_values(SeenCall(measured, len(log.contexts) - 1, context, asked, None), args, kwargs)
         measured.intervals += (start_ns, time.perf_counter_ns())
 
-    def _marks(
-        self, measured: MeasuredOutputs, context: CallContext, code: int, grad_code: int
-    ) -> tuple[int, int]:
-        """Returns the marks of a call's tensors and of their gradients; 0 if no capture wants them."""
-        if code in measured.marks:  # the marks are the same for every call
-            return measured.marks[code]
-        of_context, active = self._capture_masks.of_context, measured.active
-        return _marks_of(
-            of_context(context, code) & active, code, of_context(context, grad_code) & active, grad_code
-        )
-
-    def _marks_of_every_call(self, active: Mask) -> dict[int, tuple[int, int]]:
-        """Returns both marks by the first role's code, if the captures want tensors of all modules."""
-        masks = self._capture_masks
-        return {
-            ROLE_CODE[role]: _marks_of(
-                masks.of_role(role) & active,
-                ROLE_CODE[role],
-                masks.of_role(grad_role) & active,
-                ROLE_CODE[grad_role],
-            )
-            for role, grad_role in ((INPUT, GRAD_INPUT), (OUTPUT, GRAD_OUTPUT))
-            if masks.is_open(role) and masks.is_open(grad_role)
-        }
+    def _asked(self, measured: MeasuredOutputs, context: CallContext, role: str) -> Asked | None:
+        try:
+            return self._capture_masks.asked(context, role, measured.active)
+        except Exception as error:
+            self._failed(error, context.path)
+            return None
 
     def _measure_values(self, seen: SeenCall, *values: Any) -> None:
         """Measures all tensors in the arguments or outputs of a call, and registers hooks for the wanted gradients."""
@@ -203,20 +170,30 @@ class CallTaps(ValueSource):
                         for slot, tensor, note in find_slots(value):
                             if tensor is not None:
                                 self._measure_tensor(seen, slot, tensor)
-                            elif seen.mark:
-                                seen.measured.sites += (not_measured(note), seen.event, slot, seen.mark)
+                            elif seen.asked.mark:
+                                seen.measured.sites += (not_measured(note), seen.event, slot, seen.asked.mark)
         except Exception as error:
             self._failed(error, seen.context.path)
 
     def _measure_tensor(self, seen: SeenCall, slot: str, tensor: torch.Tensor) -> None:
-        tap = self._tap_of(tensor, seen.measured)
-        if seen.mark:
-            want = self._capture_masks.want(seen.mark >> ROLE_BITS)
-            name = seen.name(slot) if want.tensors or want.lazy else ""
-            tap.output = self._measurer.measure_wanted(tensor, want, name, tap.output)
+        measured, asked = seen.measured, seen.asked
+        if tap_tensor is not None and type(tensor) is torch.Tensor and not asked.keeps:
+            found = tap_tensor(
+                self._held, tensor, measured.known, measured.sites, measured.taps, measured.segment,
+                seen.event, slot, asked, seen.first_seq,
+            )  # fmt: skip
+            if found is not NotImplemented:
+                if found is not None:
+                    with suppress(Exception):
+                        self._watch_base(seen, found, tensor)
+                return
+        tap = self._tap_of(tensor, measured)
+        if asked.mark:
+            name = seen.name(slot) if asked.keeps else ""
+            tap.output = self._measurer.measure(tensor, asked.want, name, tap.output)
             tap.output.requires_grad = requires_grad_of(tensor)
-            seen.measured.sites += (tap.output, seen.event, slot, seen.mark)
-        if seen.grad_mark:
+            measured.sites += (tap.output, seen.event, slot, asked.mark)
+        if asked.grad_mark:
             self._watch_gradient(seen, tap, slot, tensor)
 
     def _tap_of(self, tensor: torch.Tensor, measured: MeasuredOutputs) -> GradientTap:
@@ -234,37 +211,38 @@ class CallTaps(ValueSource):
         return tap
 
     def _watch_gradient(self, seen: SeenCall, tap: GradientTap, slot: str, tensor: torch.Tensor) -> None:
-        if tap.handle is not None:
-            tap.add_site(seen.event, slot, seen.grad_mark)
+        if tap.hooks_ref is not None:
+            tap.add_site(seen.event, slot, seen.asked.grad_mark)
             return
         try:
             if requires_grad_of(tensor) and not is_batched_tensor(tensor):
-                tap.event, tap.slot, tap.mark = seen.event, slot, seen.grad_mark
-                want = self._capture_masks.want(seen.grad_mark >> ROLE_BITS)
-                if want.tensors or want.lazy:
+                tap.event, tap.slot = seen.event, slot
+                tap.mark, tap.want = seen.asked.grad_mark, seen.asked.grad_want
+                if seen.asked.keeps:
                     tap.path = seen.context.path
                 tap.hook(tensor)
                 seen.measured.taps.append(tap)
-                base = seen.base_of(tensor)
-                if base is not None:
-                    base_tap = BaseTap(tap, tensor.shape, self._on_gradient)
-                    base_tap.hook(base)
-                    seen.measured.taps.append(base_tap)
+                self._watch_base(seen, tap, tensor)
         # A view whose base was written to has no gradient (RuntimeError), and a subclass may raise.
         except Exception:
             return
+
+    def _watch_base(self, seen: SeenCall, tap: GradientTap, tensor: torch.Tensor) -> None:
+        base = seen.base_of(tensor)
+        if base is not None:
+            base_tap = BaseTap(tap.segment, self._on_gradient)
+            base_tap.watch(tap, tensor.shape, base)
+            seen.measured.taps.append(base_tap)
 
     # Measuring gradients.
 
     def _measure_gradient(self, tap: GradientTap, gradient: Any) -> None:
         if self._is_abandoned:
             return
-        start_ns, log, task = time.perf_counter_ns(), self._tracker.logs.current, graph_task_id()
+        start_ns, task = time.perf_counter_ns(), graph_task_id()
         try:
-            backward = self._tracker.backwards.running(log, task)
-            measured = self._of_backward.get(backward)
-            if measured is None:  # two devices use two threads
-                measured = self._of_backward.setdefault(backward, MeasuredGradients(log.number))
+            latest = self._latest
+            backward, measured = latest[1:] if latest is not None and latest[0] == task else self._find(task)
             if isinstance(gradient, torch.Tensor):
                 with DisableTorchFunction():
                     if isinstance(tap, BaseTap):
@@ -272,10 +250,21 @@ class CallTaps(ValueSource):
                             return
                         gradient, tap = _seen_through(gradient, tap), tap.view
                     tap.task = task
-                    measured.sites += (self._gradient_of(measured, gradient, tap), tap)
+                    self._measure_at(tap, gradient, measured)
             measured.intervals += (start_ns, time.perf_counter_ns())
         except Exception as error:
             self._failed(error, tap.segment.context.path)
+
+    def _find(self, task: int) -> tuple[Backward | None, MeasuredGradients]:
+        """Returns the backward of a graph task, and its measurements."""
+        log = self._tracker.logs.current
+        backward = self._tracker.backwards.running(log, task)
+        measured = self._of_backward.get(backward)
+        if measured is None:  # two devices use two threads
+            measured = self._of_backward.setdefault(backward, MeasuredGradients(log.number))
+        if backward is not None and not backward.create_graph:  # such a one has to be followed on each thread
+            self._latest = task, backward, measured
+        return backward, measured
 
     def _is_of_view(self, measured: MeasuredGradients, backward: Backward | None, tap: BaseTap) -> bool:
         """Returns whether a base's gradient is that of its view, because the view was written to.
@@ -285,32 +274,29 @@ class CallTaps(ValueSource):
         if measured.written is None:
             outputs = None if backward is None else backward.outputs
             measured.written = set() if outputs is None else written_bases(outputs)
-        return tap in measured.written
+        return (tap.number, tap.output_nr) in measured.written
 
-    def _gradient_of(
-        self, measured: MeasuredGradients, gradient: torch.Tensor, tap: GradientTap
-    ) -> Measurement:
+    def _measure_at(self, tap: GradientTap, gradient: torch.Tensor, measured: MeasuredGradients) -> None:
         """Measures a gradient, unless it is the same tensor as the last one.
 
         An addition passes its own gradient to both summands.
         """
+        want = tap.want or self._capture_masks.want(tap.mask)
+        if tap_gradient is not None and not want.keeps:
+            measured.last = tap_gradient(self._held, tap, gradient, want, measured.sites, measured.last)
+            return
         version = self._measurer.version_of(gradient)
         known = measured.find(gradient, version)
-        want = self._capture_masks.want(tap.mask)
-        name = name_of_tensor(tap.path, tap.mark, tap.slot) if want.tensors or want.lazy else ""
-        found = self._measurer.measure_wanted(gradient, want, name, known)
+        name = name_of_tensor(tap.path, tap.mark, tap.slot) if want.keeps else ""
+        found = self._measurer.measure(gradient, want, name, known)
         measured.last = weakref.ref(gradient), version, found
-        return found
+        measured.sites += (found, tap)
 
 
 def _seen_through(gradient: torch.Tensor, tap: BaseTap) -> torch.Tensor:
     """Returns the gradient of a base in the shape of its view, or as it is while a CUDA graph is captured."""
     with unseen(), graph_captures.device_work(gradient) as is_allowed:  # reshaping may copy
         return gradient.reshape(tap.shape) if is_allowed else gradient
-
-
-def _marks_of(mask: Mask, code: int, grad_mask: Mask, grad_code: int) -> tuple[int, int]:
-    return mask and mark_of(mask, code), grad_mask and mark_of(grad_mask, grad_code)
 
 
 class CaptureMeasurer:
@@ -344,11 +330,7 @@ class CaptureMeasurer:
         """True if tensors on a device were measured."""
         return self._measurer.has_met_device or self._extras.has_launched
 
-    def measure(self, tensor: torch.Tensor, mask: Mask, name: str) -> Measurement:
-        """Measures what captures want of a tensor; `name` is the name of the whole tensor."""
-        return self.measure_wanted(tensor, self._capture_masks.want(mask), name)
-
-    def measure_wanted(
+    def measure(
         self, tensor: torch.Tensor, want: Want, name: str, known: Measurement | None = None
     ) -> Measurement:
         """Measures what is wanted of a tensor, unless `known`, a measurement by the op that made it, has it."""
@@ -367,6 +349,6 @@ class CaptureMeasurer:
         if want is not USUAL:
             extra = found.extra = found.extra or Extra()
             self._extras.measure(tensor, want, extra)
-            if want.tensors or want.lazy:
+            if want.keeps:
                 self.kept.keep(extra, tensor, name, lazy=not want.tensors)
         return found

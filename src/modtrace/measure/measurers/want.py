@@ -25,6 +25,11 @@ class Want(NamedTuple):
     lazy: bool = False  # whether it is copied later, unless it is copied at once
     functions: tuple[Callable[[torch.Tensor], Any], ...] = ()
 
+    @property
+    def keeps(self) -> bool:
+        """True if the tensor is copied, at once or later."""
+        return self.tensors or self.lazy
+
     def __or__(self, other: "Want") -> "Want":
         """Returns the union of this and `other`."""
         return Want(
