@@ -44,7 +44,7 @@ IN_VIEWER = cd viewer && $(NPM)
 SANITIZED := build/sanitize
 SANITIZERS := -fsanitize=address,undefined
 TESTS_OF_C := tests/test_sanitizers.py tests/measure tests/collect/tensor_ids tests/collect/ops tests/collect/collectives \
-	tests/collect/values/test_whole_tensors.py \
+	tests/collect/values/test_whole_tensors.py tests/collect/values/test_taps.py tests/collect/values/test_values_of_views.py \
 	tests/collect/backward/test_deep_graphs.py
 # Files of laws whose examples take long.
 LAWS := tests/analysis/alignment/test_align_laws.py tests/analysis/divergence/test_compare_laws.py \
