@@ -21,6 +21,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.modtrace-stamp
 BENCH_STAMP := $(VENV)/.modtrace-bench-stamp
 SPARK_STAMP := $(VENV)/.modtrace-spark-stamp
+SITE_STAMP := $(VENV)/.modtrace-site-stamp
 # Python keeps what it compiles, also where that is switched off. It compiles what is imported: pip would compile ten
 # times as much, in a minute.
 unexport PYTHONDONTWRITEBYTECODE
@@ -64,7 +65,7 @@ endef
 export PYTHON_IS_NEW_ENOUGH
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-base test-browser test-compile test-device test-spark test-newest test-oldest check wheel viewer format docs bench gpu-check ranks size soak zoo sanitize clean
+.PHONY: help env demo test test-base test-browser test-compile test-device test-spark test-newest test-oldest check wheel viewer format docs site bench gpu-check ranks size soak zoo sanitize clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -89,6 +90,11 @@ $(BENCH_STAMP): $(STAMP)
 $(SPARK_STAMP): $(STAMP)
 	@echo 'installing Spark, which is half a gigabyte'
 	@$(PIP) -c $(CONSTRAINTS) -e '.[spark]'
+	@touch $@
+
+$(SITE_STAMP): $(STAMP)
+	@echo 'installing Sphinx'
+	@$(PIP) -c $(CONSTRAINTS) -e '.[site]'
 	@touch $@
 
 demo: env  ## train a small GPT under the recorder and show what ran inside (ARGS=--checkpoint)
@@ -177,6 +183,10 @@ format: env  ## put the sources into the project's format
 docs: env  ## write docs/schema.md anew from the schemas, and draw docs/packages.svg from the allowed imports
 	$(BIN)/python docs/make_schema.py
 	$(BIN)/python docs/make_drawing.py
+
+site: $(SITE_STAMP)  ## build the pages of docs/ into build/site, with a search; a broken link or anchor is an error
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --nitpicky --fresh-env --write-all -c docs -d build/site-doctrees . build/site
+	@echo 'build/site/index.html'
 
 bench: $(if $(filter help,$(ONLY)),env,env $(BENCH_STAMP) tests/browser/node_modules/.package-lock.json)  ## print the cost of recording, beside other tracers (ONLY=ops; ONLY=help: parts, minutes)
 	@$(BIN)/python benchmarks/all.py --only '$(ONLY)'

@@ -279,6 +279,13 @@ def test_every_link_points_to_a_file(page: Path) -> None:
     assert [link for link in local if not (page.parent / link).exists()] == []
 
 
+def test_every_page_of_docs_is_below_a_question() -> None:
+    docs = PROJECT / "docs"
+    index = (docs / "index.md").read_text(encoding="utf-8")
+    linked = {(docs / link).resolve() for link in re.findall(r"\]\(([^)#]+\.md)", index)}
+    assert [page for page in docs.rglob("*.md") if page.name != "index.md" and page not in linked] == []
+
+
 @EACH_PAGE
 def test_every_test_named_on_a_page_exists(page: Path) -> None:
     named = re.findall(r"(tests/[\w/]+\.py)::(\w+)", page.read_text(encoding="utf-8"))
