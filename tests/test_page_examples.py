@@ -25,6 +25,7 @@ ELSEWHERE = {
     "how-it-works.md": "tests/test_docs.py",
     "notebooks.md": "tests/test_notebook.py",
     "pytest.md": "tests/integrations/test_pytest_plugin.py",
+    "ranks.md": "tests/integrations/test_debug_server.py",
     "tensors.md": "tests/test_tensors_page.py",
     "track.md": "tests/collect/stash/test_stash.py",
     "vocabulary.md": "tests/test_docs.py",

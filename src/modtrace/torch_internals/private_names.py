@@ -3,6 +3,7 @@
 import pkgutil
 from collections.abc import Iterator, Mapping
 from importlib import import_module
+from importlib.util import find_spec
 from types import CodeType
 from typing import Any
 
@@ -30,6 +31,7 @@ _LEFT = "telling whether a recording has left a hook on a model (modtrace verify
 _SAVED_MEMORY = "the memory that ops save for backward"
 _NUMBERS = "the values of such tensors"
 _GRAPH_CAPTURES = "captures of CUDA graphs end when rows are read from the GPU"
+_DEBUG_SERVER = "the page of torch's debug server"
 _CONJUGATES = "statistics of conjugate tensors in torch.func transforms"
 
 #: What is lost without each name: of a module, class or function of torch, an attribute, or a name in the code of a
@@ -55,6 +57,12 @@ PRIVATE_NAMES: Mapping[str, str] = {
     "torch.distributed.pipelining.stage._PipelineStageBase.forward_one_chunk.fwd_chunk_id": _STAGES,
     "torch.distributed.pipelining.PipelineStage._forward_metadata_inference": "shape inference would be a step",
     "torch.distributed.pipelining.PipelineStage._shape_inference": "the same",
+    # debug_server.py
+    "torch._C._distributed_c10d._register_handler": _DEBUG_SERVER,
+    "torch.distributed.debug._debug_handlers.default_handlers": _DEBUG_SERVER,
+    "torch.distributed.debug._frontend.fetch_all": _DEBUG_SERVER,
+    "torch.distributed.debug._frontend.Route": _DEBUG_SERVER,
+    "torch.distributed.debug._frontend.NavLink": _DEBUG_SERVER,
     # checkpoint.py
     "torch.utils.checkpoint._checkpoint_hook": _REGIONS,
     "torch.utils.checkpoint._checkpoint_hook.__init__.unpack_hook": _REGIONS,
@@ -253,6 +261,9 @@ _OTHER_NAMES = _RENAMED | {newer: older for older, newer in _RENAMED.items()}
 #: What torch 2.11 neither has nor needs: it traces each call of a nested compile region by itself.
 _NOT_IN_OLDEST = {"torch._dynamo.variables.invoke_subgraph.save_reuse_entry"}
 
+#: What can be imported only where a library is installed that torch does without.
+_OF_TABULATE = {"torch.distributed.debug._debug_handlers.default_handlers"}
+
 _OF_CUDA = {
     "torch._C._cuda_getCurrentRawStream",
     "torch._C._distributed_c10d._dump_nccl_trace_json",
@@ -272,10 +283,12 @@ def is_found(name: str) -> bool:
     """Returns whether the installed torch has a name, even if only in a function that took over its holder's code.
 
     torch 2.14 moved the code of `_checkpoint_without_reentrant_generator` into a function named `..._impl`. Names that
-    only torch with CUDA has are not missed without it, nor those that torch 2.11 does without.
+    only torch with CUDA has are not missed without it, nor those that torch 2.11 does without, or a library brings.
     """
     torch = import_module("torch")
     if name in _OF_CUDA and torch.version.cuda is None:
+        return True
+    if name in _OF_TABULATE and find_spec("tabulate") is None:
         return True
     if name in _NOT_IN_OLDEST and torch.__version__ < "2.12":
         return True

@@ -60,6 +60,16 @@ def release(running: Running) -> None:
             _running.remove(running)
 
 
+def list_recordings() -> list[tuple[object, int]]:
+    """Returns the user's recordings that run, each with the number of its running step. It takes no lock."""
+    found = [(running.owner(), running.recorder) for running in [*_running]]
+    return [
+        (owner, recorder.steps_ended)
+        for owner, recorder in found
+        if owner is not None and recorder is not None
+    ]
+
+
 def warn_if_any_is_held() -> None:
     """Warns the user, two callers up, if a recording runs that the user can still stop."""
     if any(running.owner() is not None for running in _running):
