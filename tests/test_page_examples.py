@@ -5,11 +5,14 @@ of numbers.
 """
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from helpers.command_ends import end_of_modtrace
+from helpers.programs import needs_program
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -154,11 +157,18 @@ TENSOR_TRACKER = (
 GIVEN["coming-from-tensor-tracker.md"] = TENSOR_TRACKER
 
 
+#: Pages of which each block is a program of its own.
+OF_PROGRAMS = {"cookbook.md"}
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_python_of_a_page_runs_and_prints_what_the_page_says(page: str, tmp_path: Path) -> None:
     code = ["import os; os.environ['COLUMNS'] = '80'", GIVEN.get(page, "")]
+    if any("write_svg(" in block or "write_png(" in block for block, _ in PAGES[page]):
+        needs_program("dot")
     for number, (block, _) in enumerate(PAGES[page]):
-        code += [f"print('block {number}')", block]
+        program = f"exec({block!r}, {{'__name__': '__main__'}})" if page in OF_PROGRAMS else block
+        code += [f"print('\\nblock {number}')", program]
     done = end_of_modtrace(tmp_path, before="\n".join([*code, "raise SystemExit"]))
     assert done.status == 0, done.stderr
     printed = re.split(r"^block \d+\n", done.stdout, flags=re.MULTILINE)[1:]
@@ -167,3 +177,13 @@ def test_python_of_a_page_runs_and_prints_what_the_page_says(page: str, tmp_path
             assert NUMBER.sub("0", output.strip()) == NUMBER.sub("0", said.strip()), block
             found, expected = (list(map(float, NUMBER.findall(text))) for text in (output, said))
             assert found == pytest.approx(expected, rel=0.05, abs=1e-6)
+
+
+def test_recipe_of_a_test_passes_once_its_golden_recording_is_written(tmp_path: Path) -> None:
+    [recipe] = [block for block, _ in PAGES["cookbook.md"] if "def test_" in block]
+    (tmp_path / "test_block.py").write_text(recipe)
+    for options in (["--modtrace-update"], []):
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, str(tmp_path)]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stdout
+    assert (tmp_path / "golden" / "block.golden").exists()
