@@ -15,6 +15,7 @@ highlight_language = "none"  # of fences without a language, which are output
 html_theme = "furo"
 html_title = "modtrace"
 html_search_scorer = str(Path(__file__).with_name("search_scores.js"))
+html_static_path = html_css_files = ["site.css"]
 html_copy_source = False
 html_show_copyright = False
 
