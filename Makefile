@@ -110,8 +110,8 @@ test: env  ## run the checks, then the tests (TESTS=tests/store)
 	@$(MAKE) --no-print-directory -j2 -Oline check $(if $(TESTS),,test-base)
 	$(BIN)/python -m pytest -m '$(USUAL)' $(or $(TESTS),-n $(WORKERS) --dist worksteal)
 
-test-browser: tests/browser/node_modules/.package-lock.json  ## run the tests in Chromium: of pictures with several fonts, and of reports
-	$(BIN)/python -m pytest -m browser tests/views
+test-browser: tests/browser/node_modules/.package-lock.json $(SITE_STAMP)  ## run the tests in Chromium: of pictures with several fonts, of reports, and of the site
+	$(BIN)/python -m pytest -m browser tests/views tests/test_site.py
 
 tests/browser/node_modules/.package-lock.json: tests/browser/package-lock.json | $(NODE)/bin/node
 	@cd tests/browser && $(NPM) ci --no-audit --no-fund --loglevel=error
