@@ -71,6 +71,22 @@ def test_one_planted_op_is_the_only_place_that_made_a_difference(multiplied: Com
     ]
 
 
+def test_backward_of_the_op_that_made_a_difference_is_its_consequence() -> None:
+    def build(approximate: str) -> nn.Module:
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(16, 64), nn.GELU(approximate), nn.Linear(64, 16))
+        return nn.Sequential(net, nn.Linear(16, 4))
+
+    x = torch.linspace(-2, 2, 8 * 16).reshape(8, 16)
+    found = modtrace.compare(build("none"), build("tanh"), (x,), gradients=True)
+    assert [place.op for place in found.divergences] == ["aten.gelu.default"]
+    assert found.made == 1
+    assert [(place.phase, place.kind) for place in found.firsts] == [
+        ("forward", "made"),
+        ("backward", "inherited"),
+    ]
+
+
 def test_counts_tell_what_was_inherited_from_what_was_made() -> None:
     found = modtrace.compare(trained(), trained(seed=1))
     assert found.compared == found.equal + found.within + found.absorbed + found.inherited + found.made

@@ -129,8 +129,7 @@ def _build_answer(
     if first is None:
         cancelling = choose_cancelling(ranking, merged.collect([part.a.are_results for part in parts]))
         first = cancelling[0] if cancelling else None
-    verdicts = ranking.find_verdicts(first)
-    chosen = _choose_places(merged, details, verdicts, first)
+    chosen, verdicts = _choose_places(merged, details, ranking.find_verdicts(first), first)
 
     def describe(pair: int) -> Divergence:
         part, position = merged.locate(pair)
@@ -199,22 +198,25 @@ def _count(parts: Sequence[ComparedPairs], verdicts: Column) -> dict[str, Any]:
 
 def _choose_places(
     merged: MergedPairs, details: Sequence[Details], verdicts: Column, first: int | None
-) -> list[int]:
+) -> tuple[list[int], Column]:
     """Returns the first pair to describe, then those of other places that made a difference, each in its first step.
 
-    An op and its backward count as one place, as the backward only carries on the difference that the op made.
+    The second value holds the verdicts without blame on the backward of such a place, as that only carries on the
+    difference that the op made.
     """
     if first is None:
-        return []
-    chosen: dict[Key, int] = {}
+        return [], verdicts
+    chosen, verdicts = dict[Key, int](), verdicts.copy()
     for pair in [first, *np.flatnonzero(verdicts > VERDICTS.index(INHERITED)).tolist()]:
         part, position = merged.locate(pair)
         key, forward = details[part].culprits.find_keys(position)
-        if key not in chosen and forward not in chosen:
+        if forward in chosen and pair != first:
+            verdicts[pair] = VERDICTS.index(INHERITED)
+        elif key not in chosen:
             chosen[key] = pair
         if len(chosen) == _DESCRIBED:
             break
-    return list(chosen.values())
+    return list(chosen.values()), verdicts
 
 
 def _build_table(merged: MergedPairs, details: Sequence[Details], verdicts: Column) -> ArrowTable:
