@@ -142,6 +142,22 @@ def test_recompute_that_differs_from_its_forward_is_told_as_that() -> None:
     assert_golden("comparison_recompute.txt", render_comparison(alone, width=80))
 
 
+def test_growth_shows_blocks_then_other_modules_and_counts_the_rest() -> None:
+    growth = tuple(
+        GrowthPoint(name=f"{block}{inner}", step=0, error=1e-3, noise=1e-6)
+        for block in range(3)
+        for inner in (".ln", ".up", ".act", ".down", "")
+    )
+    found = replace(FOUND, growth=growth)
+    chart = render_comparison(found).partition("growth ")[2].splitlines()
+    names = [line.split()[0] for line in chart[1:13]]
+    assert {"0.ln", "0", "1", "2"} <= set(names) and names == [
+        point.name for point in growth if point.name in names
+    ]
+    assert chart[13] == "3 of 15 are left out: --top 15 shows all, as does .growth"
+    assert "left out" not in render_comparison(found, top=15)
+
+
 def test_rules_that_are_not_printed_are_counted() -> None:
     rules = tuple(f"h.{at}=blocks.{at}" for at in range(12))
     lines = render_comparison(replace(FOUND, proposed=rules), width=80, top=10).splitlines()

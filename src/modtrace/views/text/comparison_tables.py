@@ -80,7 +80,7 @@ def render_growth_and_places(
         color: whether the text is styled for a terminal, or the markup in which it is written.
     """
     if any(growth.error for growth in found.growth):
-        yield _render_growth(found, width=width, color=color)
+        yield _render_growth(found, max(top, _CHARTED), width=width, color=color)
     tables = {
         "places that made a difference": found.divergences,
         "first difference of each step and phase": found.firsts,
@@ -99,8 +99,8 @@ def render_growth_and_places(
 # The growth chart.
 
 
-def _render_growth(found: Comparison, *, width: int | None, color: Color) -> str:
-    shown, unknown = _choose_points(found.growth), _name_unknown(found)
+def _render_growth(found: Comparison, most: int, *, width: int | None, color: Color) -> str:
+    shown, unknown = _choose_points(found.growth, most), _name_unknown(found)
     finite = [growth.error for growth in found.growth if 0 < growth.error < math.inf]
     low = math.floor(
         math.log10(min([*finite, *(point.noise for point in shown if point.noise)], default=1e-7))
@@ -111,24 +111,24 @@ def _render_growth(found: Comparison, *, width: int | None, color: Color) -> str
         Column(f"1e{low:+03d} .. 1e{high:+03d}", [_bar(point, low, high) for point in shown], right=False),
     ]
     places = Column("growth", [Text(point.name) for point in shown], right=False)
-    return render_columns(fit_columns([places, *columns], width, ()).shown, color=color)
+    chart = render_columns(fit_columns([places, *columns], width, ()).shown, color=color)
+    every = len(found.growth)
+    rest = f"{every - len(shown):,} of {every:,} are left out: --top {every} shows all, as does .growth"
+    return chart + render_lines([Text(rest, "dim")] if every > len(shown) else [], color=color, width=width)
 
 
-def _choose_points(growth: Sequence[GrowthPoint]) -> list[GrowthPoint]:
-    """Returns some of the points in order: blocks, the first point beyond noise, the one before, and both ends."""
-    if len(growth) <= _CHARTED:
+def _choose_points(growth: Sequence[GrowthPoint], most: int) -> list[GrowthPoint]:
+    """Returns at most `most` points in order: both ends, the first beyond noise, the one before, blocks, then others."""
+    if len(growth) <= most:
         return list(growth)
     beyond = next((at for at, point in enumerate(growth) if point.error > point.noise), 0)
-    asked = {0, max(beyond - 1, 0), beyond, len(growth) - 1}
-    blocks = [
-        at for at, point in enumerate(growth) if point.name.rpartition(".")[2].isdigit() and at not in asked
-    ]
-    others = blocks or [at for at in range(len(growth)) if at not in asked]
-    room = _CHARTED - len(asked)
-    chosen = {
-        others[round(at * (len(others) - 1) / max(room - 1, 1))] for at in range(min(room, len(others)))
-    }
-    return [growth[at] for at in sorted(asked | chosen)]
+    chosen = {0, max(beyond - 1, 0), beyond, len(growth) - 1}
+    blocks = [at for at, point in enumerate(growth) if point.name.rpartition(".")[2].isdigit()]
+    for points in (blocks, range(len(growth))):
+        left = [at for at in points if at not in chosen]
+        room = min(most - len(chosen), len(left))
+        chosen |= {left[round(at * (len(left) - 1) / max(room - 1, 1))] for at in range(room)}
+    return [growth[at] for at in sorted(chosen)]
 
 
 def _bar(point: GrowthPoint, low: int, high: int) -> Text:
