@@ -100,7 +100,8 @@ def test_what_lacks_the_token_or_names_another_host_gets_nothing(server: ReportS
         "//",
     ):
         assert get(f"http://127.0.0.1:{port}", path)[:2] == (404, "nothing is here")
-    assert get(server.url, method="POST")[0] == 501
+    status, _, headers = get(server.url, method="POST")
+    assert (status, headers["Server"]) == (501, "modtrace")
 
 
 def test_a_recording_that_another_run_replaces_is_said_to_be_so(

@@ -131,6 +131,10 @@ def _make_handler(report: FollowedReport, token: str) -> type[BaseHTTPRequestHan
             self.end_headers()
             self.wfile.write(content)
 
+        def version_string(self) -> str:
+            """Returns what errors that `http.server` answers itself have as their server: no version of Python."""
+            return "modtrace"
+
         def log_message(self, *_: Any) -> None:
             """Prints nothing: a line for each question would fill the terminal."""
 

@@ -75,8 +75,8 @@ def test_include_that_matches_nothing_warns_once_and_stashes_nothing() -> None:
     with pytest.warns(ModtraceWarning) as caught:
         tracker = track(Deep(), include=r"blocks\.12\.atn")
     assert [str(each.message) for each in caught] == [
-        r"include='blocks\\.12\\.atn' matches no module; the nearest are: blocks.0.attn, blocks.1.attn, "
-        "blocks.2.attn, blocks.3.attn, blocks.4.attn. Nothing of it is stashed; see `match` of modtrace.track() for "
+        r"include='blocks\\.12\\.atn' matches no module; the nearest are: blocks.11.attn, blocks.10.attn, "
+        "blocks.9.attn, blocks.8.attn, blocks.7.attn. Nothing of it is stashed; see `match` of modtrace.track() for "
         "how a text is read."
     ]
     assert caught[0].filename == __file__

@@ -201,8 +201,15 @@ def test_unmatched_patterns_are_found_in_include_and_exclude() -> None:
             "the nearest are: blocks.0.attn, blocks.1.attn, blocks.2.attn, blocks.3.attn, blocks.4.attn",
         ),
         ("emded", "the nearest are: embed"),
-        ("blocks.9.fc", "the nearest are: blocks.0.fc, blocks.1.fc, blocks.2.fc, blocks.3.fc, blocks.4.fc"),
-        ("Blocks.*.FC", "the nearest are: blocks.0.fc, blocks.1.fc, blocks.2.fc, blocks.3.fc, blocks.4.fc"),
+        ("blocks.9.fc", "the nearest are: blocks.7.fc, blocks.6.fc, blocks.5.fc, blocks.4.fc, blocks.3.fc"),
+        (
+            "blocks.5.atn",
+            "the nearest are: blocks.5.attn, blocks.5.ln1, blocks.5.attn.qkv, blocks.5, blocks.5.fc",
+        ),
+        (
+            "blocks.5.attn.vkq",
+            "the nearest are: blocks.5.attn.qkv, blocks.5.attn, blocks.5.ln1, blocks.5.fc, blocks.5",
+        ),
         (
             "**.atn",
             "the nearest are: blocks.0.attn, blocks.1.attn, blocks.2.attn, blocks.3.attn, blocks.4.attn",

@@ -1,9 +1,11 @@
 """Selects modules and parameters by patterns: globs over dotted paths, and regular expressions."""
 
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from itertools import zip_longest
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from ..suggestions import first_few
@@ -271,17 +273,29 @@ def _shown(path: str, root: str | None) -> str:
 def _nearest(text: str, paths: Collection[str]) -> list[str]:
     """Returns the paths most similar to a pattern: as a whole, or else in their last parts, as many as the pattern has.
 
-    It takes up to 0.4 s for 20,000 paths, less if they differ only in numbers.
+    Those with the pattern's own numbers come first, and of other layers the nearest. It takes up to 0.4 s for 20,000
+    paths, less if they differ only in numbers.
     """
-    wanted, is_tail = _outline_of_pattern(text)
-    for parts in ([] if is_tail else [0]) + [wanted.count(".") + 1]:
-        alike: dict[str, list[str]] = {}
+    given, is_tail = _read_end_of_pattern(text)
+    wanted, count = ".".join(_outline(given)), given.count(".") + 1
+    for parts in ([] if is_tail else [0]) + [count]:
+        alike: dict[str, list[tuple[int, str]]] = {}
         for path in paths:
-            alike.setdefault(".".join(_outline(path)[-parts:]), []).append(path)
-        near = get_close_matches(wanted, alike, _SHOWN)
+            distance = _numbers_apart(given.split("."), path.split(".")[-parts:])
+            alike.setdefault(".".join(_outline(path)[-parts:]), []).append((distance, path))
+        near = [sorted(alike[outline], key=itemgetter(0)) for outline in get_close_matches(wanted, alike, _SHOWN)]
         if near:
-            return [path for outline in near for path in alike[outline]][:_SHOWN]
+            found = [pair for pairs in near for pair in pairs]
+            return [path for _, path in sorted(found, key=lambda pair: pair[0] > 0)][:_SHOWN]
     return []
+
+
+def _numbers_apart(parts: Sequence[str], others: Sequence[str]) -> int:
+    """Returns how far the numbers in the parts of a pattern are from those of a path; 1 for each that this lacks."""
+    pairs = zip_longest(parts, others[: len(parts)], fillvalue="")
+    return sum(
+        abs(int(one) - int(other)) if other.isdecimal() else 1 for one, other in pairs if one.isdecimal()
+    )
 
 
 def _outline(path: str) -> list[str]:
@@ -292,11 +306,10 @@ def _outline(path: str) -> list[str]:
     return ["*" if part.isdigit() or part == "?" else part for part in path.casefold().split(".")]
 
 
-def _outline_of_pattern(text: str) -> tuple[str, bool]:
-    """Returns the outline of what follows a pattern's last `**`, and whether paths may have further parts before it."""
+def _read_end_of_pattern(text: str) -> tuple[str, bool]:
+    """Returns what follows a pattern's last `**`, as a path, and whether paths may have further parts before it."""
     if text.startswith(REGEX_PREFIX):
         text = re.sub(r"\\[dw][+*]?|(?<!\\)\.[+*]\??", "*", text.removeprefix(REGEX_PREFIX))
         text = re.sub(r"\(\?\w+\)|[^\w.*[\]-]", "", text)
-    outline = ".".join(_outline(re.sub(r"\[[^]]+\][+*]?", "*", text)))
-    _, stars, wanted = outline.removesuffix(".**").rpartition("**.")
-    return wanted, bool(stars)
+    _, stars, end = re.sub(r"\[[^]]+\][+*]?", "*", text).removesuffix(".**").rpartition("**.")
+    return end, bool(stars)
