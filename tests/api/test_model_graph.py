@@ -155,11 +155,11 @@ def test_path_where_nothing_is_is_an_error(tmp_path: Path):
         (lambda graph: graph.collapse(depth=-1), "depth=-1: give 0 to see the roots alone, or more"),
         (
             lambda graph: graph.collapse("7"),
-            "collapse('7'): no module of this graph has such a path; the nearest are: 0, 1, 2",
+            "collapse('7'): no module of this graph has such a path; the nearest are: 2, 1, 0",
         ),
         (
             lambda graph: graph.expand("7"),
-            "expand('7'): no module of this graph has such a path; the nearest are: 0, 1, 2",
+            "expand('7'): no module of this graph has such a path; the nearest are: 2, 1, 0",
         ),
         (
             lambda graph: graph.filter(phase="sideways"),
@@ -167,7 +167,7 @@ def test_path_where_nothing_is_is_an_error(tmp_path: Path):
         ),
         (
             lambda graph: graph.filter(path="7"),
-            "filter(path='7'): no module with ops of this step matches; the nearest are: 0, 1, 2",
+            "filter(path='7'): no module with ops of this step matches; the nearest are: 2, 1, 0",
         ),
         (
             lambda graph: graph.filter(op="conv*"),

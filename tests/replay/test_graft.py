@@ -2,6 +2,7 @@
 
 import copy
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import modtrace
 from helpers.architectures import ARCHITECTURES
 from modtrace.collect.structures.find import find_slots
-from modtrace.errors import MisuseError
+from modtrace.errors import MisuseError, RecordingNotFoundError
 
 WHOLE = modtrace.Capture(roles="output", tensors=True)
 
@@ -164,11 +165,25 @@ MISUSES: dict[str, tuple[Callable[..., Any], dict[str, Any], type[Exception], st
         lambda *_: None,
         {"paths": "blok"},
         ValueError,
-        "Model has no such module. Did you mean 'block'",
+        "paths='blok' matches no module of Model; the nearest are: block",
     ),
-    "no paths": (lambda *_: None, {"paths": []}, TypeError, "a list of paths, or a dict of them"),
-    "a number": (lambda *_: None, {"paths": 3}, TypeError, "a list of paths, or a dict of them"),
-    "no recording": (lambda *_: None, {"recording": "run.modtrace"}, TypeError, "modtrace.open_recording"),
+    "no such module in a dict": (
+        lambda *_: None,
+        {"paths": {"blok": "block"}},
+        ValueError,
+        "Model has no such module; the nearest are: block",
+    ),
+    "no paths": (lambda *_: None, {"paths": []}, ValueError, "holds no pattern"),
+    "an empty dict": (lambda *_: None, {"paths": {}}, TypeError, "give a dict of paths"),
+    "a number": (lambda *_: None, {"paths": 3}, TypeError, "paths=3: give a glob"),
+    "none": (lambda *_: None, {"paths": None}, TypeError, "paths=None: give a glob"),
+    "no recording": (lambda *_: None, {"recording": 3}, TypeError, "give a recording or the path of one"),
+    "nothing at a path": (
+        lambda *_: None,
+        {"recording": "nothing.modtrace"},
+        RecordingNotFoundError,
+        "nothing.modtrace",
+    ),
     "no model": (lambda *_: None, {"model": len}, TypeError, "give a torch.nn.Module"),
     "not recorded": (
         lambda *_: None,
@@ -204,6 +219,21 @@ def test_misuse_is_told_with_the_module(recorded: Any, name: str) -> None:
     with pytest.raises(error, match=text), modtrace.graft(**given):
         misuse(model, x)
     assert not any("forward" in vars(module) for module in model.modules())
+
+
+def test_globs_choose_modules_and_a_path_names_the_recording(tmp_path: Path) -> None:
+    """A module that has two paths is grafted once."""
+    model, other = (
+        nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(3))) for _ in "ab"
+    )
+    model[2], other[2] = model[1], other[1]
+    x = torch.randn(3, 4)
+    with modtrace.record(model, values=WHOLE, to=tmp_path / "run.modtrace"):
+        expected = outputs_of(model, x)
+    assert not are_equal(outputs_of(other, x), expected)
+    for paths in ("*.0", "**.0", ["0.0", re.compile(r"^1\.")]):
+        with modtrace.graft(other, tmp_path / "run.modtrace", paths):
+            assert are_equal(outputs_of(other, x), expected)
 
 
 def test_steps_and_what_was_not_kept_are_asked_for() -> None:

@@ -10,7 +10,7 @@ from ..analysis.divergence.compare import compare_recordings
 from ..analysis.tables.ranks import as_one, find_missing
 from ..optional import require
 from ..recording.protocols import RecordingData
-from ..store.reader import open_last_attempts
+from ..store.reader import open_last_attempts, read_given
 from .answers import ShownComparison
 from .graph import shorten
 
@@ -88,9 +88,7 @@ def _read(
     if isinstance(given, (str, os.PathLike)):
         ranks = open_last_attempts(given)
         return as_one(ranks, find_missing(ranks))
-    data: Any = getattr(given, "data", None)
-    if hasattr(data, "table"):
-        recorded: RecordingData = data
+    if (recorded := read_given(given)) is not None:
         return recorded
     if not callable(getattr(given, "named_modules", None)):
         raise TypeError(

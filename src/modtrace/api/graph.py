@@ -1,6 +1,5 @@
 """The function that makes a graph: of one call of a model, or of a step of a recording."""
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,7 +7,7 @@ from ..analysis.graph.build import build_graph
 from ..analysis.tables.missing_rows import require_ops
 from ..optional import require
 from ..recording.protocols import RecordingData
-from ..store.reader import FolderReader
+from ..store.reader import read_given
 from .model_graph import Choice, ModelGraph
 
 #: The number of characters that an error shows of a wrong argument.
@@ -54,10 +53,9 @@ def graph(
         ValueError: a shape cannot be read, or the recording has no such step.
         MissingLibraryError: torch is not installed, and `subject` is a model.
     """
-    is_recording = hasattr(getattr(subject, "data", None), "table")
-    if isinstance(subject, (str, os.PathLike)) or (is_recording and not callable(subject)):
-        return _graph_of_recording(subject, args, input_shapes, kwargs)
     if not callable(subject):
+        if (data := read_given(subject)) is not None:
+            return _graph_of_recording(data, args, input_shapes, kwargs)
         raise TypeError(f"graph({shorten(subject)}): give a torch.nn.Module, a recording, or the path of one")
     require("torch", "modtrace.graph() of a model")
     from ..replay.one_call import record_call
@@ -71,12 +69,11 @@ def graph(
 
 
 def _graph_of_recording(
-    subject: Any, args: Sequence[Any], input_shapes: object, options: dict[str, Any]
+    data: RecordingData, args: Sequence[Any], input_shapes: object, options: dict[str, Any]
 ) -> ModelGraph:
     step = options.pop("step", None)
     if args or options or input_shapes is not None:
         raise TypeError("graph(): a recording is not called; only step= can be given with it")
-    data = FolderReader(subject) if isinstance(subject, (str, os.PathLike)) else subject.data
     return graph_of(data, step)
 
 

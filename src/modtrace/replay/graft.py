@@ -1,6 +1,8 @@
 """Defines `modtrace.graft`, under which modules return what those of a recorded run returned."""
 
 import functools
+import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
@@ -14,10 +16,18 @@ from ..analysis.values.selection import Selection, select_values
 from ..collect.structures.find import find_slots
 from ..collect.structures.rebuild import rmap_tensor
 from ..errors import MisuseError
+from ..recording.options.path_filter import (
+    PathFilter,
+    describe_unmatched,
+    name_nearest,
+    to_patterns,
+    unmatched,
+)
 from ..recording.phase import FORWARD
 from ..recording.protocols import RecordingData
 from ..recording.role import OUTPUT
-from ..recording.suggestions import count_of, did_you_mean, first_few
+from ..recording.suggestions import count_of, first_few
+from ..store.reader import read_given
 from ..torch_internals.autograd import graph_task_id
 from ..torch_internals.modes import unseen
 
@@ -34,8 +44,8 @@ class HasData(Protocol):
 @contextmanager
 def graft(
     model: nn.Module,
-    recording: HasData,
-    paths: str | Sequence[str] | Mapping[str, str],
+    recording: HasData | str | os.PathLike[str],
+    paths: str | re.Pattern[str] | Sequence[str | re.Pattern[str]] | Mapping[str, str],
     *,
     step: int | None = None,
 ) -> Iterator[None]:
@@ -53,24 +63,25 @@ def graft(
 
     Args:
         model: the model that runs in the block.
-        recording: a recording with whole tensors, as `record(model, values=modtrace.Capture(roles="output",
-            include="blocks.3.attn", tensors=True))` makes.
-        paths: the path of a module, or several; a dict of paths in `model` and paths in the recording, if it names them
-            otherwise.
+        recording: a recording with whole tensors, or the path of one, as `record(model,
+            values=modtrace.Capture(roles="output", include="blocks.3.attn", tensors=True))` makes.
+        paths: which modules: a path, a glob such as `blocks.*.attn`, a regular expression, or a list of those; a dict
+            of paths in `model` and paths in the recording, if it names them otherwise.
         step: the step of the recording; None if whole outputs of one step alone were kept.
 
     Raises:
         TypeError: `model` is not a module, `recording` is not a recording, or `paths` is something else.
-        ValueError: a path is not one of `model`, nothing of it was kept whole (`NothingRecordedError`), or tensors of
-            several steps were; in the block: a tensor has another shape than the recorded one.
+        ModtraceError: the recording at a path cannot be read.
+        ValueError: a path or glob matches no module of `model`, nothing of it was kept whole (`NothingRecordedError`),
+            or tensors of several steps were; in the block: a tensor has another shape than the recorded one.
         MisuseError: in the block, if a module is called more often than it was in the step, again in a backward, or
             returns other tensors than were kept, or some inside of an object; at its end, if it was called less often.
     """
     grafted: list[_GraftedModule] = []
     with ExitStack() as replaced:
-        for path, there in _by_path(paths).items():
-            module = _module_at(model, path)
-            grafted.append(_GraftedModule(path, _Outputs(_data_of(recording), there, step)))
+        data = _data_of(recording)
+        for module, path, there in _choose_modules(model, paths):
+            grafted.append(_GraftedModule(path, _Outputs(data, there, step)))
             replaced.enter_context(_forward_replaced(module, grafted[-1]))
         yield
     for one in grafted:
@@ -96,43 +107,41 @@ def _forward_replaced(module: nn.Module, grafted: "_GraftedModule") -> Iterator[
             del module.forward
 
 
-def _by_path(paths: Any) -> Mapping[str, str]:
-    found = {paths: paths} if isinstance(paths, str) else paths
-    if isinstance(found, (list, tuple, set, frozenset)):
-        found = {path: path for path in found}
-    if not (
-        isinstance(found, Mapping)
-        and found
-        and all(isinstance(path, str) for path in (*found, *found.values()))
-    ):
-        raise TypeError(
-            f"graft(paths={paths!r}): give the path of a module, a list of paths, or a dict of them"
-        )
-    return found
-
-
-def _data_of(recording: Any) -> RecordingData:
-    data = getattr(recording, "data", None)
-    if data is None or not callable(getattr(data, "tensor", None)):
-        raise TypeError(
-            f"graft(recording=...): give a Recording, not a {type(recording).__name__}; "
-            "modtrace.open_recording(path) opens one"
-        )
-    kept: RecordingData = data
-    return kept
-
-
-def _module_at(model: Any, path: str) -> nn.Module:
+def _choose_modules(model: Any, paths: Any) -> Iterator[tuple[nn.Module, str, str]]:
+    """Yields each chosen module with its path in the model and its path in the recording."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"graft(model=...): give a torch.nn.Module, not a {type(model).__name__}")
     modules = dict(model.named_modules(remove_duplicate=False))
-    if path not in modules:
-        raise ValueError(
-            f"graft(paths={path!r}): {type(model).__name__} has no such module.{did_you_mean(path, modules)} "
-            "A dict has the paths of the model first."
+    name = type(model).__name__
+    if isinstance(paths, Mapping):
+        if not paths or not all(isinstance(path, str) for path in (*paths, *paths.values())):
+            raise TypeError(f"paths={paths!r}: give a dict of paths of the model and of the recording")
+        for path, there in paths.items():
+            if path not in modules:
+                near = name_nearest(path, modules)
+                raise ValueError(
+                    f"graft(paths={path!r}): {name} has no such module{near}. A dict has the paths of the model first."
+                )
+            yield modules[path], path, there
+        return
+    chosen = PathFilter(to_patterns("paths", paths))
+    if missing := unmatched(chosen, modules):
+        near = describe_unmatched(
+            [one._replace(argument="paths") for one in missing], modules, what=f"module of {name}"
         )
-    found: nn.Module = modules[path]
-    return found
+        raise ValueError(f"graft: {near}. A dict maps paths of the model to others in the recording.")
+    found: dict[int, str] = {}  # a module that has two paths is grafted once
+    for path, module in modules.items():
+        if chosen.selects(path) and found.setdefault(id(module), path) == path:
+            yield module, path, path
+
+
+def _data_of(recording: Any) -> RecordingData:
+    if (data := read_given(recording)) is None:
+        raise TypeError(
+            f"graft(recording=...): give a recording or the path of one, not a {type(recording).__name__}"
+        )
+    return data
 
 
 class _Outputs:

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,6 +16,7 @@ from ..errors import (
     RecordingReplacedError,
 )
 from ..recording.meta import RunMeta
+from ..recording.protocols import RecordingData
 from ..recording.raw_tensor import RawTensor
 from ..recording.schema import schema, schemas
 from .arrow_messages import Messages
@@ -273,6 +274,18 @@ def open_ranks(reader: FolderReader) -> list[RankData]:
     with reading(reader.path):
         folders = rank_folders(reader.path)
     return [_named(FolderReader(folder)) for folder in folders]
+
+
+def read_given(given: Any) -> RecordingData | None:
+    """Returns the tables of what a user gives as a recording: a recording or the path of one; None for all else.
+
+    Raises:
+        ModtraceError: as `FolderReader` raises.
+    """
+    if isinstance(given, (str, os.PathLike)):
+        return FolderReader(given)
+    data: Any = getattr(given, "data", None)
+    return data if hasattr(data, "table") else None
 
 
 def open_last_attempts(path: str | os.PathLike[str]) -> list[tuple[int, FolderReader]]:

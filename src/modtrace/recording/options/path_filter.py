@@ -283,7 +283,9 @@ def _nearest(text: str, paths: Collection[str]) -> list[str]:
         for path in paths:
             distance = _numbers_apart(given.split("."), path.split(".")[-parts:])
             alike.setdefault(".".join(_outline(path)[-parts:]), []).append((distance, path))
-        near = [sorted(alike[outline], key=itemgetter(0)) for outline in get_close_matches(wanted, alike, _SHOWN)]
+        near = [
+            sorted(alike[outline], key=itemgetter(0)) for outline in get_close_matches(wanted, alike, _SHOWN)
+        ]
         if near:
             found = [pair for pairs in near for pair in pairs]
             return [path for _, path in sorted(found, key=lambda pair: pair[0] > 0)][:_SHOWN]

@@ -118,7 +118,7 @@ def _render_growth(found: Comparison, most: int, *, width: int | None, color: Co
 
 
 def _choose_points(growth: Sequence[GrowthPoint], most: int) -> list[GrowthPoint]:
-    """Returns at most `most` points in order: both ends, the first beyond noise, the one before, blocks, then others."""
+    """Returns at most `most` points: both ends, the first beyond noise, the one before, blocks, then others."""
     if len(growth) <= most:
         return list(growth)
     beyond = next((at for at, point in enumerate(growth) if point.error > point.noise), 0)
