@@ -196,3 +196,5 @@ def test_values_are_those_of_the_first_bad_step_and_times_are_medians(
     assert marks["2"].endswith("grad, param grad")  # in step 4, and all else is NaN from step 5 on
     assert "NaN, inf, out, grad, grad/param: of step 4, the first bad one" in shown
     assert "out, param" in command("show", "run.modtrace", "--no-types", "--step", "8").out
+    tree = modtrace.open_recording("run.modtrace").module_tree()
+    assert tree.values_step == 4 and "of step 4, the first bad one" in str(tree)

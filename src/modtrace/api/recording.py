@@ -10,6 +10,7 @@ from ..analysis.divergence.answer import Comparison
 from ..analysis.findings.all_checks import CHECKS
 from ..analysis.findings.check import RunCheck, run_checks
 from ..analysis.findings.finding import Findings
+from ..analysis.findings.nonfinite_values import NONFINITE, find_bad_step
 from ..analysis.modules.module_tree import ModuleTree, build_module_tree
 from ..analysis.ops.groups import GroupedBy
 from ..analysis.ops.memory_table import MemoryTable, build_memory_table
@@ -277,7 +278,10 @@ class Recording(answers.Displayed):
         return answers.ShownRecomputeCheck.of(check_recomputes(self.data))
 
     def module_tree(self, step: int | None = None, steps: Any = None) -> ModuleTree:
-        """Returns the calls and times of steps by module, as medians; values are those of the last of them.
+        """Returns the calls and times of steps by module, as medians.
+
+        Values are those of the last of these steps, or, if neither `step` nor `steps` is given, of the first with NaN
+        or infinite values that were not meant.
 
         Args:
             step: the number of a step that is shown alone.
@@ -288,7 +292,11 @@ class Recording(answers.Displayed):
         Raises:
             TypeError, ValueError: there are no such steps.
         """
-        return answers.ShownModuleTree.of(build_module_tree(self.data, step=step, steps=steps))
+        values_step = None
+        if step is None and steps is None:
+            values_step = find_bad_step(run_checks(self.data, (NONFINITE,)))
+        tree = build_module_tree(self.data, step=step, steps=steps, values_step=values_step)
+        return answers.ShownModuleTree.of(tree)
 
     def op_table(
         self,

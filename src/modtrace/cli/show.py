@@ -4,6 +4,7 @@ import click
 
 from ..analysis.findings.all_checks import CHECKS
 from ..analysis.findings.check import run_checks
+from ..analysis.findings.nonfinite_values import find_bad_step
 from ..analysis.modules.module_tree import build_module_tree
 from ..views.text.show_module_tree import SORT_KEYS, SortKey, render_module_tree
 from ..views.text.show_module_tree_json import render_module_tree_json
@@ -46,8 +47,7 @@ def show(
     data = open_with_rows(run, "calls")
     findings = run_checks(data, CHECKS)
     number = read_step(run, data, step)
-    bad = [found.step for found in findings.findings if found.check == "nonfinite"]
-    values_step = next(iter(bad), None) if number is None and steps is None else None
+    values_step = find_bad_step(findings) if number is None and steps is None else None
     with errors_of(run, data, option="--step" if steps is None else None):
         tree = build_module_tree(data, step=number, steps=steps, values_step=values_step)
     if as_json:

@@ -15,7 +15,7 @@ from ..tables.placement import name_in_text
 from ..tables.sampled_steps import SampledSteps
 from ..values.nonfinite import PRODUCER, NonFinite, describe_counts
 from .check import check
-from .finding import CannotCheck, Finding
+from .finding import CannotCheck, Finding, Findings
 from .needs import lacks_values
 from .places import describe_tensor, place_of_module
 
@@ -32,6 +32,11 @@ def NONFINITE(run: SampledSteps) -> Iterator[Finding]:
         raise (lack if lack.remedy else CannotCheck(str(error))) from error
     if found is not None:
         yield _to_finding(run, found)
+
+
+def find_bad_step(findings: Findings) -> int | None:
+    """Returns the step of the first NaN or infinite values that were not meant; None if none were found."""
+    return next((found.step for found in findings.findings if found.check == NONFINITE.name), None)
 
 
 def _to_finding(run: SampledSteps, found: NonFinite) -> Finding:
