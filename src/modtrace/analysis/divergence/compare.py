@@ -81,7 +81,7 @@ def compare_recordings(
     alignment = align_tables(tables, tables_b, steps, rules=rules)
     if not len(alignment.values) and not len(alignment.joined):
         raise NothingRecordedError(explain_nothing(tables, tables_b, alignment))
-    parts = _compare_all(tables, tables_b, alignment, noise, tolerance)
+    parts = _compare_all(tables, tables_b, alignment, noise, tolerance, aligned.other_mesh)
     if len(parts[0].errors) and np.isnan(parts[0].errors.error).all():
         raise NothingRecordedError(
             f"{len(alignment.values):,} tensors are aligned, and of none of them the same was measured in both. "
@@ -97,6 +97,7 @@ def _compare_all(
     alignment: Alignment,
     noise: Sequence[RecordingData],
     tolerance: float | None,
+    other_mesh: bool,
 ) -> list[ComparedPairs]:
     """Returns the compared pairs of the recordings, then those of recomputes that only one of them has."""
     names_in_a = {name_b: name for name, name_b in alignment.modules}
@@ -111,7 +112,7 @@ def _compare_all(
             recomputes.append(pairs)
         recompute_errors.append(errors)
     both = recompute_errors[0], recompute_errors[1]
-    return [compare_pairs(a, b, alignment, noise, tolerance, both), *recomputes]
+    return [compare_pairs(a, b, alignment, noise, tolerance, both, other_mesh), *recomputes]
 
 
 def _build_answer(
@@ -119,9 +120,12 @@ def _build_answer(
 ) -> Comparison:
     pairs = parts[0]
     meta, meta_b = (run.tables.data.meta for run in (pairs.a, pairs.b))
-    other_mesh = meta.world_size != meta_b.world_size
-    missing = list_unmatched(pairs.a.tables, alignment.missing, pairs.resized[:, 0], other_mesh=other_mesh)
-    extra = list_unmatched(pairs.b.tables, alignment.extra, pairs.resized[:, 1], other_mesh=other_mesh)
+    missing, extra = (
+        list_unmatched(run.tables, unpaired, resized, other_mesh=pairs.other_mesh)
+        for run, unpaired, resized in zip(
+            (pairs.a, pairs.b), (alignment.missing, alignment.extra), pairs.resized.T, strict=True
+        )
+    )
     merged = merge_pairs(parts)
     ranking = merge_rankings([part.ranking for part in parts], merged.order)
     details, first = [Details(part) for part in parts], choose_first(ranking)
@@ -170,7 +174,7 @@ def _build_answer(
         proposed=alignment.proposed,
         marks=(*(f"first: {mark}" for mark in meta.marks), *(f"second: {mark}" for mark in meta_b.marks)),
         table=_build_table(merged, details, verdicts),
-        pair=pair_runs(other, alignment, merged, verdicts, other_mesh=other_mesh),
+        pair=pair_runs(other, alignment, merged, verdicts),
     )
 
 

@@ -15,9 +15,7 @@ from .recomputes import MergedPairs
 from .run_pair import CHANGED, EQUAL, FOLLOWS, RESHAPED, Alone, JudgedTensors, RunPair
 
 
-def pair_runs(
-    other: RecordingData, alignment: Alignment, merged: MergedPairs, verdicts: Column, *, other_mesh: bool
-) -> RunPair:
+def pair_runs(other: RecordingData, alignment: Alignment, merged: MergedPairs, verdicts: Column) -> RunPair:
     """Returns what corresponds in two compared recordings.
 
     Args:
@@ -25,7 +23,6 @@ def pair_runs(
         alignment: which rows of both correspond.
         merged: the compared pairs.
         verdicts: the code of each pair's verdict.
-        other_mesh: as for `pair_run`.
     """
     pairs = merged.parts[0]
     a, b = pairs.a.tables, pairs.b.tables
@@ -36,8 +33,8 @@ def pair_runs(
         modules=alignment.modules,
         calls=_to_ids(alignment.calls, (a.calls.call_id, b.calls.call_id)),
         ops=_to_ids(alignment.ops, (column_of(a.ops.table, "op_id"), column_of(b.ops.table, "op_id"))),
-        missing=_list_alone(a, alignment.missing, other_mesh=other_mesh),
-        extra=_list_alone(b, alignment.extra, other_mesh=other_mesh),
+        missing=_list_alone(a, alignment.missing, other_mesh=pairs.other_mesh),
+        extra=_list_alone(b, alignment.extra, other_mesh=pairs.other_mesh),
         judged=_judge(merged, verdicts),
     )
 
@@ -77,7 +74,8 @@ def _judge(merged: MergedPairs, verdicts: Column) -> JudgedTensors:
 
 
 def _judge_reshaped(pairs: ComparedPairs) -> JudgedTensors:
-    rows = pairs.resized[:, 0]
+    rows, tables = pairs.resized[:, 0], pairs.a.tables
+    rows = rows[~np.append(tables.ops.is_plain | pairs.other_mesh, False)[tables.values.op[rows]]]
     return _judge_rows(pairs.a.tables, rows, np.full(len(rows), RESHAPED))
 
 

@@ -88,7 +88,7 @@ class PairedRun:
 def pair_run(tables: RunTables, rows: Rows, paired_ops: Rows, *, other_mesh: bool) -> PairedRun:
     """Returns a recording with its row of each pair; ops without partner are unpaired if they compute something.
 
-    With `other_mesh`, the other recording is of another number of ranks, for which wrappers run ops of their own.
+    With `other_mesh`, the other recording is of another mesh of ranks, for which wrappers run ops of their own.
     """
     is_unpaired = np.append(~tables.ops.is_plain & (not other_mesh), False)
     is_unpaired[paired_ops] = False

@@ -49,6 +49,7 @@ class ComparedPairs:
     noise: Noise
     ranking: Ranking
     resized: Rows  # (n, 2): aligned rows of `values` that are no pairs, as element counts differ
+    other_mesh: bool  # as in `GradientFactors`
     #: FIRST or SECOND: the recording in which rows of `a` are of a recompute, and rows of `b` of its forward.
     recompute_of: str | None = None
 
@@ -64,6 +65,7 @@ def compare_pairs(
     further: Sequence[RecordingData],
     tolerance: float | None,
     recompute_errors: tuple[Numbers, Numbers],
+    other_mesh: bool,
 ) -> ComparedPairs:
     """Returns the compared pairs of an alignment.
 
@@ -75,10 +77,10 @@ def compare_pairs(
         tolerance: the relative error that counts as noise; None to measure or assume it.
         recompute_errors: for each row of `values` of both, the error of its inputs that is due to a recompute that
             differs from its forward.
+        other_mesh: as in `GradientFactors`.
     """
     joined = find_joined_errors(a.data, b.data, alignment)
     rows, rows_b, order, resized = _choose_rows(a, b, alignment, joined)
-    other_mesh = a.data.meta.world_size != b.data.meta.world_size
     paired_ops = alignment.ops.T
     runs = (
         pair_run(a, rows, paired_ops[0], other_mesh=other_mesh),
@@ -99,6 +101,7 @@ def compare_pairs(
         noise=noise,
         ranking=ranking,
         resized=resized,
+        other_mesh=other_mesh,
     )
 
 

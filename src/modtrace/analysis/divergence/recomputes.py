@@ -64,6 +64,7 @@ def compare_recomputed(
         noise=noise,
         ranking=rank(errors, inputs, noise, np.ones(len(rows), bool)),
         resized=pairs[:0],
+        other_mesh=False,
         recompute_of=recompute_of,
     ), recompute_error
 

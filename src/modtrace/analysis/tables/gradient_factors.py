@@ -11,8 +11,9 @@ from ...recording.arrow.arrays import from_numpy, to_numpy
 from ...recording.phase import BACKWARD, PHASES
 from ...recording.protocols import RecordingData
 from ...recording.role import GRAD_INPUT, GRAD_OUTPUT, OP_OUTPUT
-from .columns import ArrowTable
+from .columns import ArrowTable, Column, column_of, find_rows
 from .merged_rows import POWERS
+from .op_flow import read_op_flow
 from .rank_values import read_rank_values
 from .ranks import RanksData
 from .values import PlacedValues
@@ -27,6 +28,9 @@ class GradientFactors(NamedTuple):
 
     factors: tuple[float, float]  # by which those of the first and of the second run are divided
     text: str | None  # a sentence if one is not 1
+    other_mesh: (
+        bool  # whether other numbers of ranks have run, or have divided the batch or the parameters otherwise
+    )
 
 
 def align_gradients(a: RecordingData, b: RecordingData) -> GradientFactors:
@@ -35,9 +39,12 @@ def align_gradients(a: RecordingData, b: RecordingData) -> GradientFactors:
     The loss of a part is then as many times as steep there as the loss of the whole batch as there are parts: ranks of
     data parallelism, micro-batches of a pipeline, or both. Whether it is shows in the median ratio of the gradients.
     """
+    other_mesh = a.meta.world_size != b.meta.world_size
     if not isinstance(a, RanksData) and not isinstance(b, RanksData):
-        return _NO_FACTOR
+        return GradientFactors((1.0, 1.0), None, other_mesh)
     degrees = [run.degree if isinstance(run, RanksData) else 1 for run in (a, b)]
+    layouts = {run.layout for run in (a, b) if isinstance(run, RanksData) and run.layout}
+    other_mesh |= degrees[0] != degrees[1] or len(layouts) > 1
     found, calls = _median_ratios(a, b)
     of_ranks, of_calls = "the part of the batch on each of its ranks", "each of its micro-batches"
     parts = {
@@ -53,11 +60,9 @@ def align_gradients(a: RecordingData, b: RecordingData) -> GradientFactors:
             f"gradients of activations: {factor:.4g} x in the {name} run, whose loss is a mean over {part}; they are "
             f"compared divided by {factor:.4g}"
         )
-        return GradientFactors((1.0, factor) if ratio > 1 else (factor, 1.0), text)
-    return _NO_FACTOR
+        return GradientFactors((1.0, factor) if ratio > 1 else (factor, 1.0), text, other_mesh)
+    return GradientFactors((1.0, 1.0), None, other_mesh)
 
-
-_NO_FACTOR = GradientFactors((1.0, 1.0), None)
 
 #: The relative tolerance within which the median ratio of the gradients' norms has to be that of the number of parts:
 #: the compared runs may differ a little.
@@ -90,10 +95,32 @@ def scale_gradients(data: RecordingData, factor: float) -> RecordingData:
     return data if factor == 1 else WithTables(data, values=lambda: _scale(data, factor))
 
 
+def _find_ops_without_gradient(data: RecordingData) -> Column:
+    """Returns the ids of ops of backward that read no gradient, but what their forward op read or returned.
+
+    Such an op computes a factor, as `x ** 1` for a square; others of the same backward may compute it on from there.
+    """
+    flow, ops = read_op_flow(data), data.table("ops")
+    forward = find_rows(flow.op_id, column_of(ops, "forward_op_id"))
+    size, maker = len(flow.tensors), flow.tensors.producer
+    made = np.flatnonzero(maker >= 0)
+    known = np.concatenate([flow.reader * size + flow.read, maker[made] * size + made])
+    is_free, count = np.zeros(len(flow.op_id), bool), -1
+    while is_free.sum() > count:
+        count = is_free.sum()
+        is_free = np.zeros(len(flow.op_id), bool)
+        is_free[flow.reader] = forward[flow.reader] >= 0
+        is_free[flow.reader[~np.isin(forward[flow.reader] * size + flow.read, known)]] = False
+        of_free = made[is_free[maker[made]]]
+        known = np.append(known, forward[maker[of_free]] * size + of_free)
+    return flow.op_id[is_free]
+
+
 def _scale(data: RecordingData, factor: float) -> ArrowTable:
     table = data.table("values")
     values = PlacedValues(data=data, table=table)
     in_backward = values.is_of(OP_OUTPUT) & (values.phase == PHASES.index(BACKWARD))
+    in_backward &= ~np.isin(column_of(table, "op_id"), _find_ops_without_gradient(data))
     is_scaled = (values.is_of(*_SCALED) | in_backward) & (values.numel > 1)
     for name, power in {"min": 1, "max": 1, "sum": 1, **POWERS}.items():
         numbers = to_numpy(table[name], null=np.nan)

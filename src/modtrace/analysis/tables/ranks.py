@@ -15,7 +15,16 @@ from ...recording.meta import ALL_RANKS, RunMeta
 from ...recording.phase import BACKWARD, PHASES
 from ...recording.protocols import RecordingData
 from ...recording.raw_tensor import RawTensor
-from ...recording.role import GRAD_INPUT, GRAD_OUTPUT, INPUT, LEAF, OP_OUTPUT, OUTPUT, PARAMETER_GRAD
+from ...recording.role import (
+    GRAD_INPUT,
+    GRAD_OUTPUT,
+    INPUT,
+    LEAF,
+    OP_OUTPUT,
+    OUTPUT,
+    PARAMETER,
+    PARAMETER_GRAD,
+)
 from ...recording.suggestions import ranges_of
 from .columns import ArrowTable, Bools, Column, Rows, bits_of, dictionary_codes, find_rows
 from .merged_rows import ACTIVATION, GRADIENT, WEIGHT, merge_rows
@@ -75,6 +84,18 @@ class RanksData:
     def degree(self) -> int:
         """Into how many parts the batch is divided: the degree of data parallelism."""
         return self._merged.degree
+
+    @cached_property
+    def layout(self) -> frozenset[tuple[str | None, ...]]:
+        """The meshes and placements of measured parameters on the lowest rank; None for what is no DTensor."""
+        placed = self._values[0].placed
+        rows = np.flatnonzero(placed.is_of(PARAMETER))
+        columns = [dictionary_codes(placed.table[name]) for name in ("mesh", "placements")]
+        found = np.unique(np.stack([codes[rows] for codes, _ in columns]), axis=1)
+        names = [(*texts, None) for _, texts in columns]
+        return frozenset(
+            tuple(texts[code] for texts, code in zip(names, pair, strict=True)) for pair in found.T.tolist()
+        )
 
     @property
     def most_parts(self) -> int:
