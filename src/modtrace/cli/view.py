@@ -17,7 +17,7 @@ from ..store.snapshot import Snapshot
 from ..views.common.numbers import format_bytes
 from ..views.common.whole_file import write_pieces
 from .follow import FollowedReport, ReportServer
-from .open_run import AskedStep, errors_of, open_with_rows, read_step, step_option
+from .open_run import AskedStep, errors_of, open_together, open_with_rows, read_step, step_option
 from .output import print_text, tell, tell_marks, wrap
 
 _STDOUT = "-"
@@ -71,7 +71,8 @@ def view(
     It has the module tree, the graph and the timeline of one step, and the values over all steps. What there is no
     room for is left out, and the page says so.
     """
-    opened = open_with_rows(run)
+    # Two runs are compared as `modtrace compare` does it: of each all ranks, or those that --rank chooses.
+    opened = open_with_rows(run) if against is None else open_together(run)
     data = _hold(opened)
     number = read_step(run, data, step)
     if rules and against is None:
@@ -114,7 +115,7 @@ def _follow(data: RecordingData, step: int | None, max_mb: float) -> None:
 
 
 def _compare(data: RecordingData, run: str, against: str, rules: tuple[str, ...]) -> Comparison:
-    other = _hold(open_with_rows(against))
+    other = _hold(open_together(against))
     with errors_of(f"{run} and {against}", data):
         return compare_recordings(data, other, rules=rules)
 

@@ -9,6 +9,7 @@ import pytest
 import modtrace
 from helpers.command_line import Command
 from helpers.parallel_training import Run, record_runs
+from helpers.report_pages import read_payload
 from modtrace.analysis.divergence.answer import Comparison
 from modtrace.analysis.divergence.compare import compare_recordings
 from modtrace.analysis.ranks.first_nonfinite import find_first_of_ranks
@@ -82,10 +83,39 @@ def test_training_on_two_ranks_is_that_on_one_and_on_another_mesh(
     assert found.compared >= 270
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp2", "tp"])
-def test_ops_of_ranks_are_no_difference(two: Mapping[str, str], kind: str) -> None:
-    found = compare(two, "single with ops", f"{kind} with ops")
-    assert (found.first, found.beyond, found.ok) == (None, 0, True)
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ("single", "ddp"),
+        ("single", "fsdp2"),
+        ("single", "tp"),
+        ("ddp", "tp"),
+        ("ddp", "fsdp2"),
+        ("fsdp2", "tp"),
+    ],
+)
+def test_ops_of_ranks_and_of_another_mesh_are_no_difference(two: Mapping[str, str], a: str, b: str) -> None:
+    found = compare(two, f"{a} with ops", f"{b} with ops")
+    assert (found.first, found.beyond, found.absorbed, found.ok) == (None, 0, 0, True)
+
+
+def test_factor_of_a_gradient_is_not_divided_with_it(two: Mapping[str, str]) -> None:
+    """The backward of a square computes `x ** 1`, in which there is no gradient of a mean over a rank's part."""
+    found = compare(two, "ddp with ops", "tp with another eps")
+    assert [(place.path, place.phase) for place in found.divergences] == [("blocks.1.norm", "forward")]
+
+
+def test_page_of_two_meshes_says_what_the_comparison_of_all_ranks_says(
+    two: Mapping[str, str], command: Command, tmp_path: Path
+) -> None:
+    for b, answer in (
+        ("tp with ops", "equal, up to noise"),
+        ("tp with another eps", "eps 1e-05 against 0.001"),
+    ):
+        shown = command("view", two["ddp with ops"], "--against", two[b], "-o", str(tmp_path / "page.html"))
+        assert "is shown" not in shown.err
+        [finding, *_] = read_payload((tmp_path / "page.html").read_text())["findings"]
+        assert answer in finding["title"]
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2", "tp"])
