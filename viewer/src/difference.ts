@@ -9,6 +9,10 @@ import { readTheme, type Theme } from "./theme";
 const RATIO = "ratio:";
 /** Columns whose ratio says nothing: means may be near 0, and what is not finite is no more of it. */
 const WITHOUT_RATIO = new Set(["mean", "nonfinite", "infinite"]);
+/** The measure of how far the times of several steps lie apart. */
+const RANGE = "time range";
+/** The share of the modules whose times lie no farther apart than what counts as noise. */
+const STEADY = 0.75;
 /** The ratios that the table of modules shows at first. */
 const SHOWN = new Set(["time", "saved", "RMS"]);
 
@@ -51,6 +55,7 @@ export function nameOfRatio(key: string): string {
 export function specOfRatio(spec: ColumnSpec): ColumnSpec | null {
   if (
     !spec.measure ||
+    spec.measure === RANGE ||
     WITHOUT_RATIO.has(spec.name) ||
     !/^(seconds|bytes|flops|number|count)$/.test(spec.kind)
   )
@@ -67,6 +72,30 @@ export function specOfRatio(spec: ColumnSpec): ColumnSpec | null {
     default: SHOWN.has(spec.measure) && !spec.phase,
     together: false,
   };
+}
+
+/**
+ * How far a ratio may be from 1 by noise: of times the range of the steps' quartiles, as a part of the medians of both
+ * runs, or Infinity where single steps are shown; of all else 0.
+ */
+export function noiseOfRatio(model: Model, key: string): number {
+  const { modules, nodes } = model.payload.tables;
+  const columnOf = (measure: string, phase: string) =>
+    modules.columns.find(({ spec }) => spec.measure === measure && spec.phase === phase);
+  const name = nameOfRatio(key);
+  if (!isRatio(key) || (modules.column(name) ?? nodes.column(name))?.spec.kind !== "seconds") return 0;
+  const shares = modules.columns.flatMap((range) => {
+    const time = range.spec.measure === RANGE && columnOf("time", range.spec.phase);
+    const others = time && [range, time].map((each) => model.second("modules", each.spec.name));
+    if (!others || !others[0] || !others[1]) return [];
+    const [otherRange, otherTime] = others;
+    return Array.from(
+      { length: modules.rows },
+      (_, row) => range.number(row) / time.number(row) + otherRange.number(row) / otherTime.number(row),
+    );
+  });
+  const known = shares.filter((share) => Number.isFinite(share)).sort((a, b) => a - b);
+  return known.length ? known[Math.floor(STEADY * (known.length - 1))] : Infinity;
 }
 
 /** The ratios of the table of modules. */

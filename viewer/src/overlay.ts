@@ -1,7 +1,7 @@
 /** What colours show: any column of modules or nodes, or a statistic of what was measured at a step. */
 
 import { kindColor, Scale } from "./colors";
-import { divide, isRatio, nameOfRatio, specOfRatio, verdictColor } from "./difference";
+import { divide, isRatio, nameOfRatio, noiseOfRatio, specOfRatio, verdictColor } from "./difference";
 import { formatValue } from "./format";
 import type { Model, Moment } from "./model";
 import { Column, type ColumnSpec } from "./payload";
@@ -26,8 +26,14 @@ export class Overlay {
     /** The values of nodes while each stands for its equal siblings too. */
     readonly folded: Float64Array,
     private readonly column: Column,
+    noise = 0,
   ) {
-    this.scale = new Scale(this.isKinds ? [] : [modules, nodes, folded], undefined, isRatio(choice.key));
+    this.scale = new Scale(
+      this.isKinds ? [] : [modules, nodes, folded],
+      undefined,
+      isRatio(choice.key),
+      noise,
+    );
   }
 
   get isKinds(): boolean {
@@ -159,7 +165,8 @@ export class OverlayMaker {
     const over = (which: "modules" | "nodes" | "folded") =>
       first[which].map((value, row) => (isOfBoth ? divide(value, second[which][row]) : NaN));
     const column = new Column(spec, () => new Float64Array());
-    return new Overlay(choice, over("modules"), over("nodes"), over("folded"), column);
+    const noise = noiseOfRatio(this.model, choice.key);
+    return new Overlay(choice, over("modules"), over("nodes"), over("folded"), column, noise);
   }
 
   /** The values of one run in the shown step. */

@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
 import { Scale } from "../src/colors";
-import { divide, inFirst, inSecond, listRatios, verdictSign } from "../src/difference";
+import { divide, inFirst, inSecond, listRatios, noiseOfRatio, verdictSign } from "../src/difference";
 import { Model } from "../src/model";
 import { OverlayMaker } from "../src/overlay";
 import { firstOf } from "../src/views/compared";
@@ -84,6 +84,28 @@ test("a scale of ratios has the same in its middle, reaches as far both ways, an
   const { place } = scale(1.1);
   expect([1, 0, Infinity, 0.5].map((value) => place.call(scale(1.1), value))).toEqual([0.5, 0, 1, 0]);
   expect(scale(0.25, 3).at(0.5)).toBe(1);
+});
+
+test("ratios of times have a colour where they are more than noise of steps, and none of single steps", () => {
+  const ofForward = { overlay: true, kind: "seconds", phase: "forward" };
+  const json = makePayload(
+    {
+      modules: { label: ["a", "b", "c"], "time.forward": [1, 2, 4], "time_range.forward": [0.1, 0.2, 2] },
+      second_modules: { "time.forward": [1.1, 4, 4], "time_range.forward": [0.11, 0.4, 2] },
+    },
+    {
+      "time.forward": { ...ofForward, measure: "time" },
+      "time_range.forward": { ...ofForward, measure: "time range" },
+    },
+  );
+  expect(noiseOfRatio(new Model(readSample(json)), "ratio:time.forward")).toBeCloseTo(0.2);
+  expect(noiseOfRatio(makeCompared(), "ratio:time")).toBe(Infinity);
+  expect(noiseOfRatio(makeCompared(), "ratio:mean")).toBe(0);
+  const isNoise = (noise: number, value: number) =>
+    new Scale([[0.1, 10]], undefined, true, noise).isNoise(value);
+  expect([1.15, 0.85, 1.3, 0.7].map((value) => isNoise(0.2, value))).toEqual([true, true, false, false]);
+  expect([0, 7, Infinity].map((value) => isNoise(Infinity, value))).toEqual([true, true, true]);
+  expect([1, 1.01].map((value) => isNoise(0, value))).toEqual([true, false]);
 });
 
 test("modules that the second run has alone stand where they ran", () => {

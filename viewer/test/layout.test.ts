@@ -1,6 +1,7 @@
 import { expect, test } from "vitest";
 import { GraphLayout } from "../src/graph/layout";
 import { IN, LevelMaker, OUT } from "../src/graph/levels";
+import { partition } from "../src/graph/paint";
 import { Model } from "../src/model";
 import { makeGraph, makePayload, readSample } from "./sample";
 
@@ -174,4 +175,15 @@ test("views are left out, what reads one is joined to what it views, and a modul
 test("edges between calls are named as their order", () => {
   expect(makeViews().edgeNames).toEqual(["Reads from", "Read by"]);
   expect(makeViews("next").edgeNames).toEqual(["Called after", "Called before"]);
+});
+
+test("values are cut into parts of which none is empty and nothing is lost", () => {
+  for (let count = 0; count < 200; count++) {
+    const values = Array.from({ length: count }, (_, at) => at);
+    for (const most of [1, 24, 49, 60]) {
+      const parts = partition(values, most);
+      expect(parts.flat()).toEqual(values);
+      expect(parts.every((part) => part.length > 0)).toBe(true);
+    }
+  }
 });

@@ -250,12 +250,7 @@ export class GraphPainter {
       if (!graph.children(each).length && !Number.isNaN(overlay!.nodes[each]))
         inside.push(overlay!.nodes[each]);
     }
-    const cells = Math.min(STRIP, inside.length);
-    return Array.from({ length: cells }, (_, cell) => {
-      const part = inside.slice(
-        Math.floor((cell / cells) * inside.length),
-        Math.floor(((cell + 1) / cells) * inside.length),
-      );
+    return partition(inside, STRIP).map((part) => {
       const most = part.reduce((most, each) => Math.max(most, each));
       return overlay!.color(overlay!.isKinds && !overlay!.isVerdict ? part[0] : most);
     });
@@ -312,4 +307,11 @@ export class GraphPainter {
       color,
     );
   }
+}
+
+/** Cuts values into at most `most` parts of about equal length, none of which is empty. */
+export function partition(values: readonly number[], most: number): number[][] {
+  const parts = Math.min(most, values.length);
+  const start = (part: number) => Math.floor((part * values.length) / parts);
+  return Array.from({ length: parts }, (_, part) => values.slice(start(part), start(part + 1)));
 }

@@ -43,6 +43,10 @@ export class Legend {
   private drawKinds(): void {
     const overlay = this.context.overlay!;
     const used = new Set([...overlay.modules, ...overlay.nodes].filter((value) => !Number.isNaN(value)));
+    if (overlay.isVerdict && [...used].every((value) => overlay.kinds[value] === "equal")) {
+      replaceChildren(this.key, h("span", { text: "nothing differs" }));
+      return;
+    }
     replaceChildren(
       this.key,
       ...[...used]
@@ -70,12 +74,20 @@ export class Legend {
     ramp.style.backgroundImage = `linear-gradient(to right, ${colors.join(",")})`;
     if (scale.kind === "log" || scale.kind === "ratio") this.key.title += " Colours by the logarithm.";
     const isRatio = scale.kind === "ratio";
+    if (scale.noise === Infinity) {
+      replaceChildren(
+        this.key,
+        h("span", { text: "times of one step of each run: no colour, as noise is not known" }),
+      );
+      return;
+    }
     const [most, least] = isRatio && scale.high === WIDEST_RATIO ? ["≥ ", "≤ "] : ["", ""];
     replaceChildren(
       this.key,
       h("span", { text: (isRatio ? `B less ${least}` : "") + overlay.text(scale.low) }),
       ramp,
       h("span", { text: isRatio ? `${most}${overlay.text(scale.high)} B more` : overlay.text(scale.high) }),
+      scale.noise ? h("span", { text: `up to ${overlay.text(1 + scale.noise)}: noise of steps` }) : null,
     );
   }
 }

@@ -3,7 +3,7 @@
 import { badgeOfModule } from "../badges";
 import { Scale } from "../colors";
 import type { Context, TextTable, View } from "../context";
-import { isRatio, listRatios } from "../difference";
+import { isRatio, listRatios, noiseOfRatio } from "../difference";
 import { button, h, replaceChildren } from "../dom";
 import { formatValue, shorten } from "../format";
 import type { Column } from "../payload";
@@ -330,7 +330,8 @@ export class ModuleTable implements View {
       modules.column(spec.name)?.values ?? column.values,
       series.column(spec.name)?.values ?? [],
     ];
-    const scale = this.scales.get(spec.name) ?? new Scale(parts(), undefined, isRatio(spec.name));
+    const noise = () => noiseOfRatio(this.context.model, spec.name);
+    const scale = this.scales.get(spec.name) ?? new Scale(parts(), undefined, isRatio(spec.name), noise());
     this.scales.set(spec.name, scale);
     return scale;
   }
