@@ -61,6 +61,7 @@ export class Model {
   private foundCounts: Model["countsOfNodes"] | null = null;
   private foundOrigins: Model["origins"] | null = null;
   private foundFailures: Model["failures"] | null = null;
+  private hasOps: boolean | null = null;
 
   constructor(readonly payload: Payload) {
     const { modules, nodes, sites, parameters, edges } = payload.tables;
@@ -200,6 +201,14 @@ export class Model {
     return ["module", "container", "phase", "optimizer"].includes(
       this.payload.tables.nodes.text("kind", node),
     );
+  }
+
+  /** What stands below the name of a node: the type of a layer, the shape of an op, or that a call has no ops. */
+  nodeNote(node: number): string {
+    const { nodes } = this.payload.tables;
+    this.hasOps ??= Array.from({ length: nodes.rows }, (_, row) => nodes.text("kind", row)).includes("op");
+    if (nodes.text("kind", node) === "call" && this.hasOps) return "no ops";
+    return nodes.text(this.isLayer(node) ? "type" : "shape", node);
   }
 
   phase(node: number): string {

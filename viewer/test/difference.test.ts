@@ -113,6 +113,16 @@ test("modules that the second run has alone stand where they ran", () => {
   expect(modules.children(0)).toEqual([1, 3, 2]);
 });
 
+test("a call without ops says so where others have some", () => {
+  const note = (...kinds: string[]) => {
+    const shape = kinds.map(() => "4x8");
+    return new Model(readSample(makePayload({ nodes: { kind: kinds, shape } }))).nodeNote(0);
+  };
+  expect(note("call", "op")).toBe("no ops");
+  expect(note("call")).toBe("4x8");
+  expect(note("op", "call")).toBe("4x8");
+});
+
 test("what has another name in the second run has both", () => {
   const model = makeCompared();
   expect(model.otherName("modules", 1)).toBe("linear");

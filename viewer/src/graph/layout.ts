@@ -147,8 +147,7 @@ export class GraphLayout implements Positions {
 
   private measure(node: number): number {
     const isLeaf = this.levels.isLeaf(node);
-    const { table } = this.model.graph;
-    const note = this.model.isLayer(node) ? table.text("type", node) : table.text("shape", node);
+    const note = this.model.nodeNote(node);
     const longest = Math.max(
       (this.model.bothNames(node).length + 4) * 7.6,
       isLeaf ? 0 : (note.length + (this.model.payload.compared ? 17 : 11)) * 6,

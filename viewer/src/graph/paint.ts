@@ -159,7 +159,7 @@ export class GraphPainter {
       { color, size, bold: !isLeaf },
     );
     if (isLeaf) return;
-    const what = model.graph.table.text(model.isLayer(node) ? "type" : "shape", node);
+    const what = model.nodeNote(node);
     const valueText = this.valueText(scene, node);
     const space = Math.floor(room * 1.2) - (valueText ? valueText.length + 3 : 0);
     const note = [space > 2 ? shorten(what, space) : "", valueText].filter(Boolean).join(" · ");
