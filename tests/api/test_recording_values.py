@@ -8,6 +8,7 @@ import pytest
 import modtrace
 from builders import RecordingBuilder
 from modtrace.analysis.values.selection import Selection
+from modtrace.api import recorded_tables
 from modtrace.api import recording as recording_file
 from modtrace.api.recording import Recording
 
@@ -81,7 +82,7 @@ def test_all_that_is_asked_for_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> 
         return []
 
     for name in ("build_history", "build_stack", "find_tensors"):
-        monkeypatch.setattr(recording_file, name, note)
+        monkeypatch.setattr(recorded_tables, name, note)
     monkeypatch.setattr(recording_file, "find_plotted", note)
     monkeypatch.setattr(recording_file, "draw", lambda found, kind, ax: asked.append((kind, ax)))
     recording = Recording(RecordingBuilder().data())

@@ -6,7 +6,8 @@ import numpy as np
 import pyarrow as pa
 
 from builders import RecordingBuilder
-from modtrace.analysis.tables.one_step import IndexedTables, OneStep
+from modtrace.analysis.tables.indexed_tables import IndexedTables
+from modtrace.analysis.tables.one_step import OneStep
 from modtrace.recording.arrow.batches import to_batch
 
 

@@ -13,7 +13,7 @@ from ...recording.out_of_memory import requested_bytes
 from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, RECOMPUTE
 from ...recording.role import BUFFER, OPTIMIZER_STATE, PARAMETER, PARAMETER_GRAD
 from ..tables.columns import column_of
-from ..tables.one_step import IndexedTables
+from ..tables.indexed_tables import IndexedTables
 from ..tables.placement import NO_PLACE_NAMES, Module, name_module, read_modules
 from ..tables.placement import OUTSIDE as OUTSIDE_OF_TREE
 

@@ -18,7 +18,7 @@ from ..values.nonfinite import PRODUCER, SOURCE, NonFinite, describe_counts
 from .causes_and_remedies import ReadTensor, find_cause
 from .makers import Makers
 from .step_counts import Counts
-from .trace import MODEL_STATE, Origin, Trace
+from .traced import MODEL_STATE, Origin, Trace
 
 _FORWARD, _OPTIMIZER = PHASES.index(FORWARD), PHASES.index(OPTIMIZER)
 

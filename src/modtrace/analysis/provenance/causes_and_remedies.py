@@ -23,7 +23,7 @@ from ..tables.op_rules import (
 from ..tables.ops import bare_name
 from ..values.nonfinite import EXP_OVERFLOW, OVERFLOW
 from .step_counts import Counts
-from .trace import Origin, Trace
+from .traced import Origin, Trace
 
 #: Functions of one number, with the bounds between which they are finite.
 _FINITE_BETWEEN = {

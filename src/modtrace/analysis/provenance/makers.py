@@ -6,11 +6,13 @@ from typing import NamedTuple
 import numpy as np
 
 from ..tables.columns import column_of
-from ..tables.one_step import IndexedTables, OneStep
+from ..tables.indexed_tables import IndexedTables
+from ..tables.one_step import OneStep
 from ..values.nonfinite import SOURCE
 from .earlier_steps import EarlierSteps
 from .step_counts import StepCounts
-from .trace import Origin, Trace, trace_step
+from .trace import trace_step
+from .traced import Origin, Trace
 
 #: The largest number of earlier steps that are traced again, and kept for the next question.
 _MOST_STEPS, _KEPT = 8, 2

@@ -11,7 +11,7 @@ from ..tables.calls import outermost_calls, phases_of
 from ..tables.columns import Bools, column_of
 from ..tables.one_step import OneStep
 from .memory import Events, list_events, set_of_events
-from .trace import End, Origin, Trace
+from .traced import End, Origin, Trace
 
 #: The roles of tensors that must be finite at every site.
 _MUST_BE_FINITE = (PARAMETER, PARAMETER_GRAD, OPTIMIZER_STATE, UPDATE, LOSS)

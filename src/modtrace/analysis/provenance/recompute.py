@@ -13,8 +13,9 @@ from ...recording.protocols import RecordingData
 from ...recording.role import LEAF, OP_OUTPUT, OUTPUT
 from ..tables.calls import Calls
 from ..tables.columns import column_of, phase_codes
+from ..tables.indexed_tables import IndexedTables
 from ..tables.missing_rows import require_rows, say_missing
-from ..tables.one_step import IndexedTables, OneStep, locate_call
+from ..tables.one_step import OneStep, locate_call
 from ..tables.ops import read_step_ops
 from ..tables.placement import OUTSIDE
 from .causes_and_remedies import Cause

@@ -10,24 +10,26 @@ import numpy as np
 from ...recording.arrow.arrays import to_numpy
 from ...recording.phase import BACKWARD, OPTIMIZER
 from ...recording.protocols import RecordingData
-from ...recording.role import GRAD_OUTPUT, LEAF, LOSS, OP_OUTPUT, OUTPUT, PARAMETER, PARAMETER_GRAD
+from ...recording.role import GRAD_OUTPUT, LEAF, LOSS, OP_OUTPUT, OUTPUT, PARAMETER
 from ...recording.statistics.moments import nonfinite_rows
 from ...recording.triggers.step_conditions import Use
 from ..tables.columns import ArrowTable, RowFinder, column_of
+from ..tables.indexed_tables import IndexedTables
 from ..tables.inside import find_unseen
-from ..tables.one_step import IndexedTables, OneStep
+from ..tables.one_step import OneStep
 from ..tables.op_rules import SHAPES_ONLY, UNSCALES
 from ..tables.placement import read_modules
-from ..values.nonfinite import OVERFLOW, SOURCE, NonFinite, describe_row, require_measured
+from ..values.nonfinite import SOURCE, NonFinite, describe_row, require_measured
 from .answer import build_answer
 from .earlier_steps import EarlierSteps
 from .makers import Makers, is_read_later
 from .memory import BAD, CLEAN
 from .reach import Innocent, are_ends_finite, select_guilty
-from .skipped_steps import SkippedSteps
+from .skipped_steps import SkippedSteps, is_expected, is_gradient, keep_if_many_skipped
 from .step_counts import StepCounts
 from .surroundings import add_surroundings, find_bad_losses
-from .trace import Origin, Trace, trace_step
+from .trace import trace_step
+from .traced import Origin, Trace
 
 #: What is said of a module of which no ops were recorded.
 GIVEN = "this module may only have been given them"
@@ -165,8 +167,8 @@ class _Search:
             answers, count = chain([_describe_module(step, row)], answers), count + 1
         if trace.unscales:
             made = list(answers)
-            matter = [answer for answer in made if not _is_expected(answer)]
-            answers = matter or _keep_if_many_skipped(made, self._skipped)
+            matter = [answer for answer in made if not is_expected(answer)]
+            answers = matter or keep_if_many_skipped(made, self._skipped)
             count = len(answers)
 
         def answer_absorbed() -> Iterator[NonFinite]:
@@ -207,8 +209,8 @@ class _Search:
         answers = [_describe_module(step, row)]
         if are_ends_finite(step):
             return _NOTHING._replace(absorbed=lambda: answers)
-        if step.number in self._skipped and _is_gradient(answers[0]):
-            answers = _keep_if_many_skipped(answers, self._skipped)
+        if step.number in self._skipped and is_gradient(answers[0]):
+            answers = keep_if_many_skipped(answers, self._skipped)
         return _Searched(answers, len(answers), is_innocent=False)
 
     def _answer(self, trace: Trace, event: Origin) -> NonFinite:
@@ -280,7 +282,7 @@ def _describe_partly_lost(step: OneStep, *, unscales: bool) -> _Searched:
         hint="what made them, and whether they are intended, is not known: rows of this step are missing",
         remedy="copy the recording again, or record again",
     )
-    answers = [] if unscales and _is_expected(answer) else [answer]
+    answers = [] if unscales and is_expected(answer) else [answer]
     return _Searched(answers, len(answers), is_innocent=False)
 
 
@@ -373,29 +375,3 @@ def _is_unmeasured(trace: Trace, op: int) -> bool:
     if step.bare_names[op] in SHAPES_ONLY or trace.counts.is_measured[written].any():
         return False
     return bool(step.tensors.holds_numbers[written].any())
-
-
-def _is_gradient(answer: NonFinite) -> bool:
-    """Returns whether the values are in a gradient, or in a loss that a GradScaler scaled until it overflowed."""
-    is_scaled_loss = answer.role == LOSS and not answer.nan_count
-    return answer.phase == BACKWARD or answer.role == PARAMETER_GRAD or is_scaled_loss
-
-
-def _keep_if_many_skipped(answers: list[NonFinite], skipped: SkippedSteps) -> list[NonFinite]:
-    """Returns overflows of unused gradients if there are many such steps, so that lowering the scale does not help."""
-    if not answers or not skipped.are_many(answers[0].step):
-        return []
-    count, last = skipped.count(answers[0].step)
-    hint = f"no optimizer used the gradients of {count} of the last {last} steps"
-    remedy = (
-        "they overflow at every scale of the GradScaler: use bfloat16, or compute what overflows in float32"
-    )
-    return [replace(answer, hint=hint, remedy=remedy) for answer in answers]
-
-
-def _is_expected(answer: NonFinite) -> bool:
-    """Returns whether a gradient overflowed, so that a GradScaler will skip the step and lower its scale.
-
-    NaN, and values that are infinite at any scale, would not go away by that.
-    """
-    return answer.phase == BACKWARD and not answer.nan_count and answer.cause in (None, OVERFLOW)

@@ -1,16 +1,18 @@
 """Finds steps in which no optimizer used the gradients, as when a GradScaler has found an overflow."""
 
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
 
 from ...recording.phase import BACKWARD, OPTIMIZER, PHASES
-from ...recording.role import GRAD_INPUT, GRAD_OUTPUT, PARAMETER_GRAD
+from ...recording.role import GRAD_INPUT, GRAD_OUTPUT, LOSS, PARAMETER_GRAD
 from ...recording.triggers.step_conditions import SKIPS_WINDOW, Use, are_many_skipped
 from ..tables.columns import Column, column_of, phase_codes
-from ..tables.one_step import IndexedTables
+from ..tables.indexed_tables import IndexedTables
 from ..tables.op_rules import UNSCALES
 from ..tables.ops import bare_name
+from ..values.nonfinite import OVERFLOW, NonFinite
 
 
 class SkippedSteps:
@@ -74,3 +76,29 @@ class SkippedSteps:
         has_role = np.isin(column_of(values, "site_id"), self._run.sites_of(*roles))
         has_phase = phase_codes(ops["phase"]) == PHASES.index(phase)
         return np.asarray(np.union1d(column_of(values, "step")[has_role], column_of(ops, "step")[has_phase]))
+
+
+def is_gradient(answer: NonFinite) -> bool:
+    """Returns whether the values are in a gradient, or in a loss that a GradScaler scaled until it overflowed."""
+    is_scaled_loss = answer.role == LOSS and not answer.nan_count
+    return answer.phase == BACKWARD or answer.role == PARAMETER_GRAD or is_scaled_loss
+
+
+def keep_if_many_skipped(answers: list[NonFinite], skipped: SkippedSteps) -> list[NonFinite]:
+    """Returns overflows of unused gradients if there are many such steps, so that lowering the scale does not help."""
+    if not answers or not skipped.are_many(answers[0].step):
+        return []
+    count, last = skipped.count(answers[0].step)
+    hint = f"no optimizer used the gradients of {count} of the last {last} steps"
+    remedy = (
+        "they overflow at every scale of the GradScaler: use bfloat16, or compute what overflows in float32"
+    )
+    return [replace(answer, hint=hint, remedy=remedy) for answer in answers]
+
+
+def is_expected(answer: NonFinite) -> bool:
+    """Returns whether a gradient overflowed, so that a GradScaler will skip the step and lower its scale.
+
+    NaN, and values that are infinite at any scale, would not go away by that.
+    """
+    return answer.phase == BACKWARD and not answer.nan_count and answer.cause in (None, OVERFLOW)

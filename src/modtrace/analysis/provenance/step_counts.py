@@ -21,7 +21,8 @@ from ..tables.columns import (
     number_keys,
     take,
 )
-from ..tables.one_step import IndexedTables, OneStep
+from ..tables.indexed_tables import IndexedTables
+from ..tables.one_step import OneStep
 from ..values.nonfinite import read_first_index
 from .earlier_steps import EarlierSteps
 

@@ -14,7 +14,8 @@ from ...recording.role import LOSS, PARAMETER, PARAMETER_GRAD
 from ...recording.triggers.step_tables import GROWTH_STEPS
 from ..tables.calls import phases_of
 from ..tables.columns import ArrowTable, column_of, text_codes
-from ..tables.one_step import IndexedTables, OneStep
+from ..tables.indexed_tables import IndexedTables
+from ..tables.one_step import OneStep
 from ..tables.op_rules import SEED
 from ..values.nonfinite import EXP_OVERFLOW, OVERFLOW, SOURCE, Aftermath, Growth, NonFinite
 from .skipped_steps import SkippedSteps

@@ -7,7 +7,8 @@ import numpy as np
 
 from ...recording.role import PARAMETER_GRAD
 from ..tables.columns import Column
-from .modules import CLIPPED, ModuleRows
+from .module_columns import CLIPPED
+from .modules import ModuleRows
 from .tables import NONE, ReportColumn, ReportTable
 
 #: The role of the sites that are added for blocks.

@@ -13,7 +13,8 @@ from ..modules.value_summary import Kind
 from ..tables.columns import Column, column_of
 from ..tables.sampled_steps import MOST_STEPS
 from .limits import thin
-from .modules import ModuleRows, list_statistics, list_times
+from .module_columns import list_statistics, list_times
+from .modules import ModuleRows
 from .tables import NONE, ReportColumn, ReportTable, narrow, number_column, round_to_show
 
 #: How many columns most recordings have of a module in a step.

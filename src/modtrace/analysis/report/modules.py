@@ -3,12 +3,12 @@
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ...recording.phase import PHASES
-from ...recording.statistics.moments import StatColumns, columns_of, divide
+from ...recording.statistics.moments import StatColumns, columns_of
 from ..modules.folding import fold
 from ..modules.module_tree import MODULE_PHASES, ModuleNode, ModuleTree
 from ..modules.value_summary import ValueSummary
@@ -16,7 +16,8 @@ from ..ops.memory_table import MemoryTable
 from ..ops.op_table import OpTable
 from ..ops.sums import OpSums
 from ..tables.columns import Column
-from .tables import NONE, Kind, ReportColumn, ReportTable, narrow, number_column, optional, text_column
+from .module_columns import list_statistics, list_times, measured_column
+from .tables import NONE, Kind, ReportColumn, ReportTable, number_column, optional, text_column
 
 Place = tuple[str | None, str | None]  # the name of a root and a path
 #: The dtype and shape of each module's first output.
@@ -147,51 +148,9 @@ def _count(name: str, label: str, values: Sequence[int | None], **more: Any) -> 
     return number_column(name, label, "count", counts, aggregate="sum", **more)
 
 
-def _measured(measure: str, kind: Kind, values: Column, *, label: str = "", **more: Any) -> ReportColumn:
-    """Returns a column of a measure, maybe of one phase; its label is that of the measure if none is given."""
-    phase = more.get("phase")
-    name = measure.replace(" ", "_").replace("_/_", "_to_") + (f".{phase}" if phase else "")
-    label = (label or measure) + (f" {phase}" if phase else "")
-    more = {"overlay": True, "aggregate": "sum", "measure": measure} | more
-    return number_column(name, label, kind, values, **more)
-
-
-#: The times of modules: measure, name in `PhaseTimes`, and explanation.
-_TIMES = (
-    ("time", "total_ns", "Of its calls, with what they call."),
-    ("self time", "self_ns", "Of its calls, without what they call."),
-)
-
-
-def list_times(read: Callable[[str, str], Column], clock: str) -> Iterator[ReportColumn]:
-    """Yields the times of all phases together and of each.
-
-    Args:
-        read: returns the seconds of each row in a phase; its second argument is a name in `PhaseTimes`.
-        clock: what the labels begin with.
-    """
-    for measure, name, about in _TIMES:
-        known = {phase: read(phase, name) for phase in MODULE_PHASES}
-        known = {phase: column for phase, column in known.items() if not np.isnan(column).all()}
-        yield from _phases_of(known, measure, clock + measure, about, is_self=name == "self_ns")
-
-
 def _read_times(nodes: Sequence[ModuleNode], phase: str, name: str) -> Column:
     times = [node.phase(phase) for node in nodes]
     return optional(getattr(one, name) / 1e9 if one.calls or one.total_ns else None for one in times)
-
-
-def _phases_of(
-    known: Mapping[str, Column], measure: str, label: str, about: str, *, is_self: bool
-) -> Iterator[ReportColumn]:
-    if len(known) > 1:
-        stacked = np.stack(list(known.values()))
-        total = np.where(np.isnan(stacked).all(axis=0), np.nan, np.nansum(stacked, axis=0))
-        yield _measured(measure, "seconds", total, label=label, about=about, default=is_self)
-    for phase, column in known.items():
-        yield _measured(
-            measure, "seconds", column, label=label, phase=phase, about=about, default=not is_self
-        )
 
 
 def _quartile_ranges(nodes: Sequence[ModuleNode], label: str) -> Iterator[ReportColumn]:
@@ -202,7 +161,7 @@ def _quartile_ranges(nodes: Sequence[ModuleNode], label: str) -> Iterator[Report
             None if over is None else (over.total_ns.high - over.total_ns.low) / 1e9 for over in over_steps
         ]
         if any(over is not None for over in over_steps):
-            yield _measured(
+            yield measured_column(
                 "time range",
                 "seconds",
                 optional(ranges),
@@ -228,7 +187,7 @@ def _costs(rows: ModuleRows, ops: OpTable) -> Iterator[ReportColumn]:
             total = rows.sum_known(own, unknown)
             if (total > 0).any():
                 of = None if phase == "together" else phase
-                yield _measured(cost.measure, cost.kind, total, phase=of, about=cost.about)
+                yield measured_column(cost.measure, cost.kind, total, phase=of, about=cost.about)
 
 
 def _memory(rows: ModuleRows, memory: MemoryTable) -> Iterator[ReportColumn]:
@@ -243,7 +202,7 @@ def _memory(rows: ModuleRows, memory: MemoryTable) -> Iterator[ReportColumn]:
             peaks = [of_module.phase(phase).peak_bytes for phase in PHASES]
             peak[row] = max((one for one in peaks if one is not None), default=np.nan)
     if any(of_module.saved.ops or of_module.saved.saved_bytes for of_module in memory.rows):
-        yield _measured(
+        yield measured_column(
             "saved",
             "bytes",
             rows.sum_known(saved, unknown),
@@ -254,27 +213,10 @@ def _memory(rows: ModuleRows, memory: MemoryTable) -> Iterator[ReportColumn]:
         )
         about = "Kept in memory for backward by its ops, without those inside it."
         own = rows.combine_alike(np.where((saved == 0) & (unknown > 0), np.nan, saved), np.add)
-        yield _measured("saved own", "bytes", own, label="saved, own ops", about=about)
+        yield measured_column("saved own", "bytes", own, label="saved, own ops", about=about)
     about = "The most that lived at once of what the ops of one call made."
     peak = rows.combine_alike(peak, np.fmax)
-    yield _measured("peak", "bytes", peak, label="peak of a call", about=about, aggregate="max")
-
-
-class Statistics(Protocol):
-    """The statistics of rows of modules."""
-
-    def read(self, kind: str, stat: str) -> Column:
-        """Returns a statistic of the values of one kind of each row; NaN where nothing was measured."""
-        ...
-
-
-def list_statistics(statistics: Statistics) -> Iterator[ReportColumn]:
-    """Yields the columns of statistics of which some row has one."""
-    for measure, label, read, more in _STATISTICS:
-        column = narrow(read(statistics))
-        if not np.isnan(column).all():
-            more = {"aggregate": "max", "together": True, **more}
-            yield _measured(measure, "number", column, label=label, **more)
+    yield measured_column("peak", "bytes", peak, label="peak of a call", about=about, aggregate="max")
 
 
 def _nonfinite(rows: ModuleRows, origins: Collection[int]) -> Iterator[ReportColumn]:
@@ -286,7 +228,7 @@ def _nonfinite(rows: ModuleRows, origins: Collection[int]) -> Iterator[ReportCol
         [NONE if summary is None else _count_nonfinite(summary) for summary in values], np.int64
     )
     about = "NaN and infinite elements of its tensors and those inside it."
-    yield _measured("nonfinite", "count", counts, label="non-finite", about=about, default=True)
+    yield measured_column("nonfinite", "count", counts, label="non-finite", about=about, default=True)
     if counts.max() <= 0:
         return
     for measure, name in (("NaN", "nan_count"), ("inf", "inf_count")):
@@ -295,7 +237,7 @@ def _nonfinite(rows: ModuleRows, origins: Collection[int]) -> Iterator[ReportCol
             for row, summary in enumerate(values):
                 if summary is not None and rows.nodes[row].count == 1:
                     own[row] = sum(getattr(one, name) for one in summary.nonfinite if one.kind in kinds)
-            yield _measured(measure, "count", rows.sum_inside(own), phase=phase, overlay=False)
+            yield measured_column(measure, "count", rows.sum_inside(own), phase=phase, overlay=False)
     came_up = np.isin(np.arange(len(values)), list(origins)).astype(np.uint8)
     yield number_column("origin", "NaN or inf came up here", "flag", came_up, aggregate="any")
 
@@ -376,45 +318,3 @@ class _NodeStatistics:
         of_nodes = [getattr(node.values, kind, None) for node in self._nodes]
         known = [(row, stats) for row, stats in enumerate(of_nodes) if stats is not None]
         return [row for row, _ in known], columns_of([stats for _, stats in known])
-
-
-def _compare_gradients(statistics: Statistics) -> Column:
-    """Returns `ValueSummary.gradient_to_parameter` of each row; NaN where it is not known."""
-    rms = statistics.read("parameters", "rms")
-    return divide(statistics.read("parameter_gradients", "rms"), np.where(rms == 0, np.nan, rms))
-
-
-def _of(kind: str, stat: str) -> Callable[[Statistics], Column]:
-    return lambda statistics: statistics.read(kind, stat)
-
-
-#: The explanation of when gradients of parameters are measured.
-CLIPPED = "Measured when the optimizer begins its step: after clipping, where the loop clips."
-_OF_GRADIENTS = "Of gradients at its outputs."
-#: The statistics of modules: measure, label, how to read the number, and further properties of the column.
-_STATISTICS: Sequence[tuple[str, str, Callable[[Statistics], Column], Mapping[str, Any]]] = (
-    ("RMS", "RMS of output", _of("output", "rms"), {"default": True}),
-    ("absmax", "largest of output", _of("output", "abs_max"), {"together": False}),
-    ("mean", "mean of output", _of("output", "mean"), {"aggregate": "none"}),
-    ("std", "std of output", _of("output", "std"), {"aggregate": "none"}),
-    ("gradient RMS", "RMS of gradient", _of("gradient", "rms"), {"about": _OF_GRADIENTS}),
-    (
-        "gradient absmax",
-        "largest of gradient",
-        _of("gradient", "abs_max"),
-        {"about": _OF_GRADIENTS, "together": False},
-    ),
-    ("parameter RMS", "RMS of parameters", _of("parameters", "rms"), {"about": "With those inside it."}),
-    (
-        "gradient norm",
-        "norm of gradients",
-        _of("parameter_gradients", "l2"),
-        {"about": f"Of the gradients of its parameters and those inside it. {CLIPPED}", "default": True},
-    ),
-    (
-        "gradient / parameter",
-        "gradient / parameter",
-        _compare_gradients,
-        {"about": f"RMS of its parameters' gradients by that of the parameters. {CLIPPED}"},
-    ),
-)

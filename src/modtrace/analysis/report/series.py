@@ -21,7 +21,8 @@ from ..values.history_statistics import (
     to_stat,
 )
 from ..values.selection import Owner, SelectedValues, Selection, select_values
-from .modules import CLIPPED, Place
+from .module_columns import CLIPPED
+from .modules import Place
 from .tables import NONE, ReportTable, narrow, number_column, round_to_show, text_column
 
 #: The statistics of the table; those of tier 2 are left out where they were not measured.

@@ -13,7 +13,7 @@ from ...recording.protocols import RecordingData
 from ...recording.role import LOSS
 from .chosen_step import name_steps
 from .columns import Column, column_of, phase_codes
-from .one_step import IndexedTables
+from .indexed_tables import IndexedTables
 from .values import MEASURED_NUMBERS, PlacedValues
 
 #: The largest number of steps that are read to judge a run.

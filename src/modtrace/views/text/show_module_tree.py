@@ -1,7 +1,5 @@
 """Renders the module tree as text for a terminal."""
 
-import shlex
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
@@ -12,71 +10,38 @@ from ...analysis.modules.module_tree import MODULE_PHASES, ModuleNode, ModuleTre
 from ...analysis.modules.type_table import TypeTimes, build_type_table
 from ...analysis.modules.value_summary import SlotValues
 from ...analysis.tables.chosen_step import ShownStep
-from ...analysis.tables.cycles import CycleSummary
 from ...analysis.tables.times import PhaseTimes, find_quartile_ranges
 from ...recording.module_path import order_of
 from ...recording.phase import FORWARD
-from ...recording.suggestions import first_few
 from ..common.columns import (
     Color,
     Column,
     FittedColumns,
-    Legend,
     Text,
     count_cell,
-    explain_columns,
     fit_columns,
     render_tables,
 )
-from ..common.headline import NO_DEVICE_TIMES, describe_head, describe_notes
 from ..common.numbers import format_count, format_quartile_range, format_share, format_time
-from .compilations import DISPENSABLE_REGIONS, describe_compilations, describe_rest, region_columns
+from .compilations import DISPENSABLE_REGIONS, describe_compilations, region_columns
 from .findings import summarize_findings
+from .module_tree_remarks import describe_foot, describe_headline, title_of
 from .tree_lines import TreeLine, draw_lines
-from .value_columns import DISPENSABLE_VALUES, VALUES_LEGEND, nonfinite_column, shown_slots, value_columns
+from .value_columns import DISPENSABLE_VALUES, nonfinite_column, shown_slots, value_columns
 
 SortKey = Literal["order", "forward", "backward", "recompute", "self", "total", "parameters", "calls", "name"]
 SORT_KEYS: tuple[SortKey, ...] = get_args(SortKey)
 
-#: The largest number of models of other steps that are named.
-_MOST_MODELS = 4
-
-#: Fewer training steps that call something else are not named: the last one of an epoch may be cut off.
-_LEAST_UNLIKE = 3
 
 #: The largest number of findings above the tree.
 _MOST_FINDINGS = 3
 
-#: A text for recordings without any backward calls.
-BACKWARD_HINT = "backward times: record with --backward-times (backward_times=True)"
-
-#: A text for recordings with ops, as each op then goes through Python.
-OPS_NOTE = "times contain the recording of each op: without --ops (ops=True) they are shorter"
-
-#: A text for columns of both phases: a checkpointed block is recomputed when its backward first needs a tensor.
-RECOMPUTE_NOTE = "backward times include the recompute that ran inside them"
-
-#: A part of a step's time is named from this share on, as far as the line has room.
-_LEAST_SHARE, _LINE = 0.005, 80
 
 #: Columns that are left out in this order if the width is too small.
 _DISPENSABLE = (
     *DISPENSABLE_VALUES[:2], "spread", *DISPENSABLE_VALUES[2:], "params", "type", "calls",
     "recompute", "device recompute", "self", "%", "backward", "device backward",
 )  # fmt: skip
-
-_TIMES_LEGEND: Legend = (
-    ((("self",), "self: without the modules inside"), (("%",), "%: of the time of the step")),
-    (
-        (
-            ("spread",),
-            "spread: between the first and the third quartile of the steps, as a part of the median",
-        ),
-    ),
-)
-
-#: A text for columns of device times.
-DEVICE_TIMES_NOTE = "device: from when a device could begin what a call issued until it had done it"
 
 
 def render_module_tree(
@@ -116,78 +81,17 @@ def render_module_tree(
     if tree.roots and types:
         fitted.append(_fit(_type_columns(build_type_table(tree), tree), width))
     head = [] if findings is None else summarize_findings(findings, _MOST_FINDINGS, run)
-    head += _headline(tree, run)
+    head += describe_headline(tree, run)
     if tree.compilations is not None:
         head += describe_compilations(tree.compilations)
         if tree.compilations.regions:
             fitted.append(fit_columns(region_columns(tree.compilations.regions), width, DISPENSABLE_REGIONS))
-    return render_tables(head, *fitted, rest=_rest(tree, fitted), width=width, color=color)
+    return render_tables(head, *fitted, rest=describe_foot(tree, fitted), width=width, color=color)
 
 
 def _fit(columns: Sequence[Column], width: int | None) -> FittedColumns:
     """Returns the columns that fit. The first one always stays, because it names the rows."""
     return fit_columns(columns, width, [title for title in _DISPENSABLE if title != columns[0].title])
-
-
-def _headline(tree: ModuleTree, run: str | None) -> list[Text]:
-    outside = " outside of compiled functions" if tree.compilations is not None else ""
-    missing = "" if tree.roots else f"no module was called{outside}"
-    cycle = None if tree.cycles is None else _describe_cycles(tree.cycles)
-    return [
-        *describe_head(
-            tree.command, tree.step, tree.marks, missing=missing, cycle=cycle, outliers=tree.outliers
-        ),
-        *_describe_other_steps(tree, run),
-        *_describe_nonfinite_steps(tree, run),
-        *describe_notes(tree.notes),
-    ]
-
-
-def _describe_cycles(cycles: CycleSummary) -> str:
-    """Returns where the time between two starts of training steps goes, most first; what does not fit is `others`."""
-    head = f"a step every {format_time(cycles.cycle_ns)}: "
-    parts = sorted(cycles.parts_ns, key=cycles.share, reverse=True)
-    named = [part for part in parts if cycles.share(part) >= _LEAST_SHARE]
-    texts = [f"{part} {100 * cycles.share(part):.0f}%" for part in named]
-    while True:
-        left = 1 - sum(map(cycles.share, named[: len(texts)]))
-        line = head + ", ".join([*texts, *([f"others {100 * left:.0f}%"] if left >= _LEAST_SHARE else [])])
-        if len(line) <= _LINE or len(texts) < 2:
-            return line
-        texts.pop()
-
-
-def _describe_other_steps(tree: ModuleTree, run: str | None) -> Iterator[Text]:
-    """Yields a line on what other steps call, with a step that shows most of it."""
-    if tree.elsewhere:
-        step = Counter(tree.elsewhere.values()).most_common(1)[0][0]
-        names = [name for name, newest in tree.elsewhere.items() if newest == step]
-        others = len(tree.elsewhere) - len(names)
-        what = f"other steps call {first_few(names, _MOST_MODELS)}{f' (and {others} in others)' if others else ''}"
-    elif len(tree.unlike) >= _LEAST_UNLIKE:
-        step = tree.unlike[-1]
-        what = f"{len(tree.unlike)} training steps between them call models or optimizers otherwise"
-    else:
-        return
-    how = (
-        f"module_tree(step={step})"
-        if run is None
-        else shlex.join(["modtrace", "show", run, "--step", str(step)])
-    )
-    yield Text(f"{what}: {how}", "yellow")
-
-
-def _describe_nonfinite_steps(tree: ModuleTree, run: str | None) -> Iterator[Text]:
-    """Yields lines on NaN or infinite values, in this step or others, and how to learn more about them."""
-    if not tree.nonfinite_steps:
-        return
-    first, count = tree.nonfinite_steps[0], len(tree.nonfinite_steps)
-    steps = f"in step {first}" if count == 1 else f"in {count} steps, first in step {first}"
-    is_here = tree.step is not None and tree.step.step in tree.nonfinite_steps
-    shown = "this one" if tree.step is None or tree.step.sample is None else f"step {tree.step.step}"
-    elsewhere = "" if is_here else f", not in {shown}"
-    more = "rec.first_nonfinite()" if run is None else shlex.join(["modtrace", "nonfinite", run])
-    yield Text(f"! NaN or infinite values {steps}{elsewhere}; do they matter? {more}", "bold yellow")
 
 
 def _sort(roots: Sequence[ModuleNode], sort: SortKey) -> Sequence[ModuleNode]:
@@ -243,7 +147,7 @@ def _tree_columns(lines: Sequence[TreeLine], tree: ModuleTree, slots: bool, belo
         Column("calls", [_cell(row, str(row.node.calls or "")) for row in rows]),
     ]
     for phase in _phases(tree):
-        columns += _phase_columns(_title(phase, tree), [_times_of(row, phase) for row in rows])
+        columns += _phase_columns(title_of(phase, tree), [_times_of(row, phase) for row in rows])
     ranges = zip(rows, find_quartile_ranges([row.node for row in rows]), strict=True)
     columns += [
         Column("spread", [_cell(row, format_quartile_range(part)) for row, part in ranges]),
@@ -258,10 +162,6 @@ def _tree_columns(lines: Sequence[TreeLine], tree: ModuleTree, slots: bool, belo
 def _phases(tree: ModuleTree) -> list[str]:
     """Returns the phases that have calls in the step."""
     return [phase for phase in MODULE_PHASES if tree.phase(phase).calls]
-
-
-def _title(phase: str, tree: ModuleTree) -> str:
-    return f"device {phase}" if tree.device_times else phase
 
 
 def _rows_of(
@@ -380,47 +280,8 @@ def _type_columns(rows: Sequence[TypeTimes], tree: ModuleTree) -> list[Column]:
         Column("calls", [Text(str(row.forward.calls or "")) for row in rows]),
     ]
     for phase in _phases(tree):
-        columns += _phase_columns(_title(phase, tree), [row.phase(phase) for row in rows])
+        columns += _phase_columns(title_of(phase, tree), [row.phase(phase) for row in rows])
     columns.append(
         Column("spread", [Text(format_quartile_range(part)) for part in find_quartile_ranges(rows)])
     )
     return [column for column in columns if any(column.cells)]
-
-
-def _rest(tree: ModuleTree, tables: Sequence[FittedColumns]) -> list[Text]:
-    """Returns what the tables do not show: the optimizer, the time outside of modules, and explanations of columns."""
-    titles = {title for table in tables for title in table.titles}
-    lines = [] if tree.compilations is None else list(describe_rest(tree.compilations))
-    if tree.optimizer.calls:
-        share = tree.optimizer.share
-        own = tree.optimizer.self_ns / max(tree.optimizer.total_ns, 1)
-        lines.append(
-            _describe_rest("optimizer", tree.optimizer.self_ns, None if share is None else share * own)
-        )
-    if tree.outside_ns is not None:
-        lines.append(_describe_rest("outside of modules", tree.outside_ns, tree.outside_share))
-    if {_title("recompute", tree), _title("backward", tree)} <= titles:
-        lines.append(Text(RECOMPUTE_NOTE, "dim"))
-    lines += explain_columns([*_TIMES_LEGEND, *VALUES_LEGEND], titles)
-    is_last = tree.step is not None and tree.values_step == tree.step.step
-    if not is_last and tree.values_step is not None:
-        lines.append(
-            Text(f"NaN, inf, out, grad, grad/param: of step {tree.values_step}, the first bad one", "dim")
-        )
-    elif tree.step is not None and tree.step.sample is not None and not titles.isdisjoint(DISPENSABLE_VALUES):
-        lines.append(Text(f"out, grad, grad/param: of step {tree.step.step}, the last of them", "dim"))
-    if tree.device_times:
-        step = f"; the step took it {format_time(tree.device_step_ns)}" if tree.device_step_ns else ""
-        lines.append(Text(f"{DEVICE_TIMES_NOTE}{step}", "dim"))
-    if tree.lacks_device_times:
-        lines.append(Text(NO_DEVICE_TIMES, "dim"))
-    if tree.ops_recorded and not tree.device_times:
-        lines.append(Text(OPS_NOTE, "dim"))
-    if tree.roots and not tree.backward_recorded:
-        lines.append(Text(BACKWARD_HINT, "dim"))
-    return lines
-
-
-def _describe_rest(name: str, time_ns: int, share: float | None) -> Text:
-    of_step = "" if share is None else f" {format_share(share):>7}"
-    return Text(f"{name:<18}{format_time(time_ns):>8}{of_step}")
