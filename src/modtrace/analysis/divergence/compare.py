@@ -15,9 +15,8 @@ from ..alignment.align import align_tables, read_both
 from ..alignment.contract import Alignment
 from ..tables.calls import iterate_levels
 from ..tables.columns import ArrowTable, Column, Rows, build_table, decode, take_of_tables
-from ..tables.gradient_factors import align_gradients, scale_gradients
+from ..tables.meshes import make_comparable
 from ..tables.missing_rows import require_rows
-from ..tables.part_shapes import align_shapes
 from ..tables.run import RunTables
 from .answer import (
     ABSORBED,
@@ -72,23 +71,19 @@ def compare_recordings(
         raise ValueError(f"tolerance={tolerance!r}: give a relative error such as 1e-5; 0 tolerates none")
     require_rows(a, "values")
     require_rows(b, "values")
-    other = b
-    aligned = align_gradients(a, b)
-    noise = [scale_gradients(align_shapes(a, run)[1], aligned.factors[0]) for run in noise]
-    a, b = align_shapes(a, b)
-    a, b = (scale_gradients(run, factor) for run, factor in zip((a, b), aligned.factors, strict=True))
-    tables, tables_b, steps = read_both(a, b, step=step, step_b=step_b)
+    runs = make_comparable(a, b, noise)
+    tables, tables_b, steps = read_both(runs.a, runs.b, step=step, step_b=step_b)
     alignment = align_tables(tables, tables_b, steps, rules=rules)
     if not len(alignment.values) and not len(alignment.joined):
         raise NothingRecordedError(explain_nothing(tables, tables_b, alignment))
-    parts = _compare_all(tables, tables_b, alignment, noise, tolerance, aligned.other_mesh)
+    parts = _compare_all(tables, tables_b, alignment, runs.noise, tolerance, runs.other_mesh)
     if len(parts[0].errors) and np.isnan(parts[0].errors.error).all():
         raise NothingRecordedError(
             f"{len(alignment.values):,} tensors are aligned, and of none of them the same was measured in both. "
             "Record both with values='stats', or the same captures."
         )
-    found = _build_answer(other, alignment, parts, allow_missing)
-    return found if aligned.text is None else replace(found, environment=(*found.environment, aligned.text))
+    found = _build_answer(b, alignment, parts, allow_missing)
+    return found if runs.text is None else replace(found, environment=(*found.environment, runs.text))
 
 
 def _compare_all(

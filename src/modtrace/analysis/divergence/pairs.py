@@ -49,7 +49,7 @@ class ComparedPairs:
     noise: Noise
     ranking: Ranking
     resized: Rows  # (n, 2): aligned rows of `values` that are no pairs, as element counts differ
-    other_mesh: bool  # as in `GradientFactors`
+    other_mesh: bool  # as in `ComparableRuns`
     #: FIRST or SECOND: the recording in which rows of `a` are of a recompute, and rows of `b` of its forward.
     recompute_of: str | None = None
 
@@ -77,7 +77,7 @@ def compare_pairs(
         tolerance: the relative error that counts as noise; None to measure or assume it.
         recompute_errors: for each row of `values` of both, the error of its inputs that is due to a recompute that
             differs from its forward.
-        other_mesh: as in `GradientFactors`.
+        other_mesh: as in `ComparableRuns`.
     """
     joined = find_joined_errors(a.data, b.data, alignment)
     rows, rows_b, order, resized = _choose_rows(a, b, alignment, joined)

@@ -1,6 +1,8 @@
-"""Finds by what the gradients of two runs on meshes of ranks differ, and makes them comparable."""
+"""Makes two runs comparable of which one or both ran on several ranks: the shapes and the gradients of activations."""
 
 import math
+from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -11,46 +13,74 @@ from ...recording.arrow.arrays import from_numpy, to_numpy
 from ...recording.phase import BACKWARD, PHASES
 from ...recording.protocols import RecordingData
 from ...recording.role import GRAD_INPUT, GRAD_OUTPUT, OP_OUTPUT
-from .columns import ArrowTable, Column, column_of, find_rows
+from .columns import ArrowTable, Column, column_of, find_rows, take
 from .merged_rows import POWERS
 from .op_flow import read_op_flow
 from .rank_values import read_rank_values
-from .ranks import RanksData
+from .ranks import BATCHED, RanksData
+from .tensors import read_sizes, widen
 from .values import PlacedValues
 from .with_tables import WithTables
 
 #: The roles of gradients that are those of a mean over a rank's part of the batch.
 _SCALED = (GRAD_INPUT, GRAD_OUTPUT)
 
+#: The relative tolerance within which the median ratio of the gradients' norms has to be that of the number of parts:
+#: the compared runs may differ a little.
+_SAME_RATIO = 1e-2
 
-class GradientFactors(NamedTuple):
-    """What makes gradients of two runs comparable."""
 
-    factors: tuple[float, float]  # by which those of the first and of the second run are divided
-    text: str | None  # a sentence if one is not 1
+class ComparableRuns(NamedTuple):
+    """Two runs, and further ones of the first configuration, as they are compared."""
+
+    a: RecordingData
+    b: RecordingData
+    noise: list[RecordingData]
+    text: str | None  # a sentence on what gradients were divided by; None for nothing
     other_mesh: (
         bool  # whether other numbers of ranks have run, or have divided the batch or the parameters otherwise
     )
 
 
-def align_gradients(a: RecordingData, b: RecordingData) -> GradientFactors:
+def make_comparable(a: RecordingData, b: RecordingData, noise: Sequence[RecordingData]) -> ComparableRuns:
+    """Returns runs, in whose merged ranks activations have one shape in both, and gradients one scale."""
+    factors, text = _find_factors(a, b)
+    noise = [_scale_gradients(_align_shapes(a, run)[1], factors[0]) for run in noise]
+    one, other = map(_scale_gradients, _align_shapes(a, b), factors)
+    return ComparableRuns(one, other, noise, text, _have_other_meshes(a, b))
+
+
+def _have_other_meshes(a: RecordingData, b: RecordingData) -> bool:
+    layouts = {run.layout for run in (a, b) if isinstance(run, RanksData) and run.layout}
+    return a.meta.world_size != b.meta.world_size or _degree_of(a) != _degree_of(b) or len(layouts) > 1
+
+
+def _degree_of(run: RecordingData) -> int:
+    """Returns into how many parts the batch is divided."""
+    return run.degree if isinstance(run, RanksData) else 1
+
+
+# Gradients.
+
+
+def _find_factors(a: RecordingData, b: RecordingData) -> tuple[tuple[float, float], str | None]:
     """Returns by what the gradients of activations are to be divided, if they are of a mean over a part of the batch.
 
     The loss of a part is then as many times as steep there as the loss of the whole batch as there are parts: ranks of
     data parallelism, micro-batches of a pipeline, or both. Whether it is shows in the median ratio of the gradients.
+
+    Returns:
+        The factors of both runs, and a sentence if one is not 1.
     """
-    other_mesh = a.meta.world_size != b.meta.world_size
     if not isinstance(a, RanksData) and not isinstance(b, RanksData):
-        return GradientFactors((1.0, 1.0), None, other_mesh)
-    degrees = [run.degree if isinstance(run, RanksData) else 1 for run in (a, b)]
-    layouts = {run.layout for run in (a, b) if isinstance(run, RanksData) and run.layout}
-    other_mesh |= degrees[0] != degrees[1] or len(layouts) > 1
+        return (1.0, 1.0), None
+    of_degrees = _degree_of(b) / _degree_of(a)
     found, calls = _median_ratios(a, b)
     of_ranks, of_calls = "the part of the batch on each of its ranks", "each of its micro-batches"
     parts = {
-        calls * degrees[1] / degrees[0]: f"{of_calls} on each of its ranks",
+        calls * of_degrees: f"{of_calls} on each of its ranks",
         calls: of_calls,
-        degrees[1] / degrees[0]: of_ranks,
+        of_degrees: of_ranks,
     }  # of equal ratios the last
     for ratio, part in parts.items():
         if ratio == 1 or not np.isclose(found, ratio, rtol=_SAME_RATIO):
@@ -60,13 +90,8 @@ def align_gradients(a: RecordingData, b: RecordingData) -> GradientFactors:
             f"gradients of activations: {factor:.4g} x in the {name} run, whose loss is a mean over {part}; they are "
             f"compared divided by {factor:.4g}"
         )
-        return GradientFactors((1.0, factor) if ratio > 1 else (factor, 1.0), text, other_mesh)
-    return GradientFactors((1.0, 1.0), None, other_mesh)
-
-
-#: The relative tolerance within which the median ratio of the gradients' norms has to be that of the number of parts:
-#: the compared runs may differ a little.
-_SAME_RATIO = 1e-2
+        return ((1.0, factor) if ratio > 1 else (factor, 1.0)), text
+    return (1.0, 1.0), None
 
 
 def _median_ratios(a: RecordingData, b: RecordingData) -> tuple[float, float]:
@@ -90,7 +115,7 @@ def _median_ratios(a: RecordingData, b: RecordingData) -> tuple[float, float]:
     return float(np.median(ratios[0])), float(np.median(ratios[1]))
 
 
-def scale_gradients(data: RecordingData, factor: float) -> RecordingData:
+def _scale_gradients(data: RecordingData, factor: float) -> RecordingData:
     """Returns a recording with its gradients of activations divided by a factor."""
     return data if factor == 1 else WithTables(data, values=lambda: _scale(data, factor))
 
@@ -132,4 +157,52 @@ def _scale(data: RecordingData, factor: float) -> ArrowTable:
         field = table.schema.field(name)
         column = pc.if_else(is_kept, table[name], pa.scalar(None, field.type))
         table = table.set_column(table.schema.get_field_index(name), field, column)
+    return table
+
+
+# Shapes.
+
+
+def _align_shapes(a: RecordingData, b: RecordingData) -> tuple[RecordingData, RecordingData]:
+    """Returns two runs, of which activations that were merged from ranks have one shape in both.
+
+    Ranks may have parts of the batch, of the sequence or of the features. A plain tensor does not say which, so the
+    shape that the parts have together is taken from the run on the other side, if it has as many elements.
+    """
+    are_merged = isinstance(a, RanksData), isinstance(b, RanksData)
+    made = [
+        partial(_take_shapes, b, a, are_known=are_merged[1]),
+        partial(_take_shapes, a, b, are_known=False),
+    ]
+    one, other = (
+        WithTables(run, values=values) if is_merged else run
+        for run, values, is_merged in zip((a, b), made, are_merged, strict=True)
+    )
+    return one, other
+
+
+def _take_shapes(known: RecordingData, merged: RecordingData, *, are_known: bool) -> ArrowTable:
+    """Returns `values` of a merged run, with the shapes of parts taken from another run.
+
+    With `are_known`, only what was not measured takes them: the other run takes those of the rest.
+    """
+    most_parts = merged.most_parts if isinstance(merged, RanksData) else 1
+    runs = read_rank_values([(0, known), (1, merged)])
+    one, other = runs[0].placed, runs[1].placed
+    at, table = find_rows(runs[0].key, runs[1].key), other.table
+    given, wanted = widen(read_sizes(table["shape"]), read_sizes(one.table["shape"])[at])
+    is_measured = to_numpy(table["count"].is_valid())
+    is_taken = (at >= 0) & other.is_of(*BATCHED) & ~to_numpy(table["global_shape"].is_valid())
+    is_taken &= (given != wanted).any(axis=1) & ((given < 0) == (wanted < 0)).all(axis=1)
+    ratio = take(one.numel, at) / np.maximum(other.numel, 1)
+    is_whole = ~is_measured & (ratio > 0) & (most_parts % np.maximum(ratio, 1) == 0)
+    is_taken &= is_whole & (ratio > 1) if are_known else is_whole | (ratio == 1)
+    if not is_taken.any():
+        return table
+    rows = np.where(is_taken, len(table) + at, np.arange(len(table)))
+    for name in ("shape", "numel"):
+        both = pa.chunked_array([*table[name].chunks, *one.table[name].chunks], table[name].type)
+        table = table.set_column(
+            table.schema.get_field_index(name), table.schema.field(name), both.take(from_numpy(rows))
+        )
     return table
