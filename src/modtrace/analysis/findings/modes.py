@@ -1,14 +1,14 @@
 """Finds models that train in eval(), and models that are evaluated in train()."""
 
 from collections.abc import Container, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 
 from ...recording.phase import FORWARD, PHASES
 from ...recording.role import PARAMETER_GRAD
 from ...recording.suggestions import count_of
-from ..tables.columns import Bools, Column, Rows, column_of, phase_codes, split_rows
+from ..tables.columns import Bools, Column, Rows, column_of, columns_at, phase_codes, split_rows
 from ..tables.placement import Module, read_modules
 from ..tables.sampled_steps import MOST_STEPS, SampledSteps
 from .check import check
@@ -37,7 +37,7 @@ class _Modes:
 
     def take(self, rows: Rows | Bools) -> "_Modes":
         """Returns some of the calls."""
-        return _Modes(**{one.name: getattr(self, one.name)[rows] for one in fields(self)})
+        return _Modes(**columns_at(self, rows))
 
 
 @check(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, TypeAlias, TypeVar
 
@@ -26,6 +27,11 @@ Coded = tuple[Sequence[str | None], Column]  # distinct texts, and for each row 
 def column_of(table: pa.Table, name: str) -> Column:
     """Returns a column of an Arrow table as numpy, with -1 in place of nulls."""
     return to_numpy(table[name], null=-1)
+
+
+def lazy_column(name: str) -> cached_property[Column]:
+    """Returns a property of a class with a `table` that reads a column of it, as `column_of` does, on first request."""
+    return cached_property(lambda self: column_of(self.table, name))
 
 
 def bits_of(table: ArrowTable, names: Sequence[str]) -> Column:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ...recording.arrow.arrays import from_numpy, to_numpy
-from .columns import Bools, Column, Rows, column_of, dictionary_codes, number_keys, ranges
+from .columns import Bools, Column, Rows, column_of, dictionary_codes, lazy_column, number_keys, ranges
 
 #: The beginnings of the names of integer dtypes.
 _WHOLE = ("int", "uint", "bool")
@@ -37,15 +37,10 @@ class Tensors:
     def __len__(self) -> int:
         return len(self.tensor_id)
 
-    @cached_property
-    def site_id(self) -> Column:
-        """The id of the site of each tensor that no op made, or that belongs to the model; -1 for none."""
-        return column_of(self.table, "site_id")
-
-    @cached_property
-    def producer_op(self) -> Column:
-        """The id of the op that made each tensor, whether it is among the requested ops or not; -1 for none."""
-        return column_of(self.table, "producer_op")
+    #: The id of the site of each tensor that no op made, or that belongs to the model; -1 for none.
+    site_id = lazy_column("site_id")
+    #: The id of the op that made each tensor, whether it is among the requested ops or not; -1 for none.
+    producer_op = lazy_column("producer_op")
 
     @cached_property
     def shape(self) -> tuple[Rows, list[tuple[int, ...]]]:
@@ -102,15 +97,10 @@ class Tensors:
         """A number of the memory that each tensor lies in; where none is known, one that is the tensor's alone."""
         return np.where(self.storage >= 0, self.storage, -1 - np.arange(len(self)))
 
-    @cached_property
-    def storage(self) -> Column:
-        """A number of the memory that each tensor lies in; -1 where it is not known."""
-        return column_of(self.table, "storage")
-
-    @cached_property
-    def version(self) -> Column:
-        """The number of writes to each tensor's memory before the tensor was seen."""
-        return column_of(self.table, "version")
+    #: A number of the memory that each tensor lies in; -1 where it is not known.
+    storage = lazy_column("storage")
+    #: The number of writes to each tensor's memory before the tensor was seen.
+    version = lazy_column("version")
 
     @cached_property
     def known_version(self) -> Column:

@@ -21,6 +21,7 @@ from .columns import (
     dictionary_codes,
     find_rows,
     keep_rows,
+    lazy_column,
     phase_codes,
     take,
     text_codes,
@@ -38,30 +39,20 @@ class PlacedValues:
     data: RecordingData
     table: pa.Table  # the rows, with the columns that were requested
 
-    @cached_property
-    def step(self) -> Column:
-        """The step of each row."""
-        return column_of(self.table, "step")
+    #: The step of each row.
+    step = lazy_column("step")
 
     @cached_property
     def phase(self) -> Column:
         """The phase of each row as a code of `PHASES`."""
         return phase_codes(self.table["phase"])
 
-    @cached_property
-    def moment(self) -> Column:
-        """A number of the measurement of each row within its step; rows that share the tensor share the number."""
-        return column_of(self.table, "order")
-
-    @cached_property
-    def call_id(self) -> Column:
-        """The id of each row's call; for a gradient, of the forward call; -1 for none."""
-        return column_of(self.table, "call_id")
-
-    @cached_property
-    def op_id(self) -> Column:
-        """The id of the op that returned each row's tensor; -1 for none."""
-        return column_of(self.table, "op_id")
+    #: A number of the measurement of each row within its step; rows that share the tensor share the number.
+    moment = lazy_column("order")
+    #: The id of each row's call; for a gradient, of the forward call; -1 for none.
+    call_id = lazy_column("call_id")
+    #: The id of the op that returned each row's tensor; -1 for none.
+    op_id = lazy_column("op_id")
 
     @cached_property
     def site(self) -> Rows:
@@ -98,15 +89,10 @@ class PlacedValues:
         """The slots that occur in the table `sites`, by their codes."""
         return self._slot[1]
 
-    @cached_property
-    def site_id(self) -> Column:
-        """The id of the site of each row."""
-        return column_of(self.table, "site_id")
-
-    @cached_property
-    def numel(self) -> Column:
-        """The number of elements of each tensor."""
-        return column_of(self.table, "numel")
+    #: The id of the site of each row.
+    site_id = lazy_column("site_id")
+    #: The number of elements of each tensor.
+    numel = lazy_column("numel")
 
     def read_extremes(self) -> tuple[Column, Column]:
         """Returns the minimum and the maximum of each row; NaN where null."""
