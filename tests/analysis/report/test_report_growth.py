@@ -1,5 +1,7 @@
 """A report of very many calls takes the Python of few: calls are columns until those that are shown are chosen."""
 
+import tracemalloc
+
 import pytest
 import torch
 from torch import nn
@@ -48,3 +50,21 @@ def test_ten_times_the_calls_of_a_module_take_no_more_lines(asked: str) -> None:
 
     lines(10)  # imports and caches
     assert lines(1_000) < 1.2 * lines(100)
+
+
+def test_report_takes_at_most_370_bytes_for_each_call_of_a_module() -> None:
+    """These are 46 columns of 8 bytes. Costs that no graph of calls knows are one column, and not four."""
+
+    def peak_bytes(count: int) -> int:
+        data = record(count)
+        limits = Limits(nodes=20, spans=20, values=20, histograms=20)
+        build_report(data, limits)  # imports and caches
+        tracemalloc.start()
+        try:
+            build_report(data, limits)
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    calls = 7 * (2_000 - 200)  # the leaf, and three containers with what they hold
+    assert (peak_bytes(2_000) - peak_bytes(200)) / calls < 370

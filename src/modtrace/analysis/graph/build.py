@@ -11,7 +11,7 @@ from ..tables.device_times import has_device_times, on_device
 from ..tables.inside import with_inside
 from ..tables.op_flow import find_ops_with_tensors
 from ..tables.ops import StepOps, read_step_ops
-from .columns import CONTAINER, LAYER_KINDS, NONE, Graph, LayerBoxes, Layers, Nodes
+from .columns import CONTAINER, LAYER_KINDS, NONE, Edges, Graph, LayerBoxes, Layers, Nodes
 from .costs import MeasuredValues, forget_saved_in_regions, numbers_of_layers, read_measured, with_inner
 from .layers import LayerTree, build_layers
 from .of_calls import graph_of_calls
@@ -53,10 +53,9 @@ def build_graph(data: RecordingData, *, step: int | None = None, part: Part = WH
     nodes = table.to_nodes(sorted_rows, rank, new)
     del table, order, rank, sorted_rows  # which for a million nodes takes 150 MB
     saved = forget_saved_in_regions(tree, ops.calls, nodes.layer, nodes.numbers.saved_bytes)
-    target = new[edges.target]
-    # A stable sort keeps the edges of one target in the order of its arguments.
-    by_time = np.argsort(nodes.order[target], kind="stable")
-    edges = replace(edges.take(by_time), source=new[edges.source][by_time], target=target[by_time])
+    edges = _sort_edges(edges, new, nodes.order)
+    tensors = replace(tensors, producer=new[tensors.producer])
+    del new
     return Graph(
         command=data.meta.argv,
         marks=data.meta.marks,
@@ -65,9 +64,17 @@ def build_graph(data: RecordingData, *, step: int | None = None, part: Part = WH
         layers=_to_layers(ops, tree, nodes, measured),
         nodes=replace(nodes, numbers=replace(nodes.numbers, saved_bytes=saved)),
         edges=edges,
-        tensors=replace(tensors, producer=new[tensors.producer]),
+        tensors=tensors,
         device_times=has_device_times(ops.calls),
     )
+
+
+def _sort_edges(edges: Edges, new: Rows, order: Rows) -> Edges:
+    """Returns edges between the new rows of nodes in order of time; `order` is the rank of each new row."""
+    target = new[edges.target]
+    # A stable sort keeps the edges of one target in the order of its arguments.
+    by_time = np.argsort(order[target], kind="stable")
+    return replace(edges.take(by_time), source=new[edges.source][by_time], target=target[by_time])
 
 
 def _kept_calls(ops: StepOps, part: Part, busy: Rows | None) -> Column:

@@ -37,17 +37,18 @@ class MeasuredValues:
 
     def sum_at(self, rows: Rows, size: int) -> Mapping[str, Column]:
         """Returns the columns of `Numbers` on measured elements, summed for each index below `size`; -1 for no rows."""
-        known = rows >= 0
-        at = rows[known]
-        counts = np.bincount(at, minlength=size)
+        is_empty = np.ones(size + 1, bool)
+        is_empty[rows] = False
         columns = {
             "nonfinite": self.nonfinite,
             "infinite": self.infinite,
             "measured": self.count,
             "sumsq": self.sumsq,
         }
-        sums = {name: sum_at(at, column[known], size) for name, column in columns.items()}
-        return {name: np.where(counts > 0, column, -1) for name, column in sums.items()}
+        sums = {name: sum_at(rows, column, size) for name, column in columns.items()}
+        for column in sums.values():
+            column[is_empty[:size]] = -1  # in place: of a million calls each column takes 8 MB
+        return sums
 
     def first_at_sites(self) -> "MeasuredValues":
         """Returns one row for each site: the first row that belongs to an op, or else the first row."""
@@ -108,7 +109,10 @@ def numbers_of_layers(
         measured: the statistics of the step.
     """
     size = len(tree.parent)
-    sums = {name: _sum_inside(getattr(nodes, name), of_node, tree) for name in _SUMMED}
+    costs = {name: getattr(nodes, name) for name in _SUMMED}
+    distinct = {id(cost): cost for cost in costs.values()}  # costs that are not known are one column
+    totals = {number: _sum_inside(cost, of_node, tree) for number, cost in distinct.items()}
+    sums = {name: totals[id(cost)] for name, cost in costs.items()}
     is_region, saved = _find_regions(tree, calls, of_node, nodes.saved_bytes)
     if is_region.any():
         sums["saved_bytes"] = _saved_of_layers(tree, is_region, saved, of_node, nodes.saved_bytes)
@@ -129,8 +133,7 @@ def forget_saved_in_regions(tree: LayerTree, calls: Calls, of_node: Rows, saved:
 def _find_regions(tree: LayerTree, calls: Calls, of_node: Rows, saved: Column) -> tuple[Bools, Column]:
     """Returns which layers are compiled calls that save more than the ops inside, and what each layer's call saves."""
     of_call = take(calls.column("saved_bytes"), tree.call)
-    inside = of_node >= 0
-    of_ops = _to_totals(sum_at(of_node[inside], np.maximum(saved[inside], 0), len(tree.parent)), tree)
+    of_ops = _to_totals(sum_at(of_node, np.maximum(saved, 0), len(tree.parent)), tree)
     return (take(calls.column("compiled"), tree.call) == 1) & (of_call > of_ops), of_call
 
 
@@ -157,36 +160,41 @@ def _sum_inside(column: Column, of_node: Rows, tree: LayerTree) -> Column:
     """Returns the sum over all nodes inside each layer; -1 if one of them is not known."""
     if not column.any():
         return repeat(0, len(tree.parent))
-    inside = of_node >= 0
-    layer, values = of_node[inside], column[inside]
-    totals = _to_totals(sum_at(layer, np.maximum(values, 0), len(tree.parent)), tree)
-    unknown = _to_totals(sum_at(layer, values < 0, len(tree.parent)), tree)
+    totals = _to_totals(sum_at(of_node, np.maximum(column, 0), len(tree.parent)), tree)
+    unknown = _to_totals(sum_at(of_node, column < 0, len(tree.parent)), tree)
     return np.where(unknown > 0, NONE, totals)
 
 
 def sum_at(rows: Rows, values: Column, size: int) -> Column:
-    """Returns the sum of the values at each of `size` rows, which for integers is exact, unlike in float64."""
-    total = np.zeros(size, np.float64 if values.dtype.kind == "f" else np.int64)
+    """Returns the sum of the values at each of `size` rows, which for integers is exact, unlike in float64.
+
+    Values at row -1 belong to none.
+    """
+    total = np.zeros(size + 1, np.float64 if values.dtype.kind == "f" else np.int64)
     np.add.at(total, rows, values)
-    return total
+    return total[:size]
 
 
 def _to_totals(own: Column, tree: LayerTree) -> Column:
     """Returns, for each layer, the sum of its value and those of all layers inside it."""
-    before = np.concatenate([[0], np.cumsum(own)])
-    return np.asarray(before[tree.last + 1] - before[: len(own)])
+    before = np.zeros(len(own) + 1, np.int64)
+    np.cumsum(own, out=before[1:])
+    totals = before[tree.last + 1]
+    totals -= before[:-1]
+    return totals
 
 
 def _durations(tree: LayerTree, calls: Calls, of_node: Rows, durations: Column) -> Column:
     """Returns the time of each layer's call; without a call or its end, the time of what is inside."""
-    inside = of_node >= 0
-    took_ns = sum_at(of_node[inside], durations[inside], len(tree.parent))
+    took_ns = sum_at(of_node, durations, len(tree.parent))
     is_known = take(calls.ended, tree.call) > 0
     took_ns[is_known] = calls.duration_ns[tree.call[is_known]]
-    for level in reversed(list(iterate_levels(tree.parent))[1:]):
-        outer = tree.parent[level]
-        is_added = ~is_known[outer]
-        np.add.at(took_ns, outer[is_added], took_ns[level[is_added]])
+    is_added = is_known & (tree.parent >= 0) & ~is_known[tree.parent]
+    np.add.at(took_ns, tree.parent[is_added], took_ns[is_added])
+    unknown = np.flatnonzero(~is_known)
+    around = find_rows(unknown, tree.parent[unknown])  # -1 if the layer around it is known
+    for level in reversed(list(iterate_levels(around))[1:]):
+        np.add.at(took_ns, unknown[around[level]], took_ns[unknown[level]])
     return took_ns
 
 

@@ -172,10 +172,10 @@ def _show_step(
 ) -> _ShownStep:
     tree = build_module_tree(data, step=step)
     number = tree.step.step if tree.step else None
+    timeline = _build_timeline(data, steps, limits.spans, number)
     graph = build_graph(data, step=number)
     second = _show_second(pair, limits, number, graph, step) if pair is not None else None
     rows = list_modules(tree, second.modules.apart if second is not None else apart)
-    timeline = _build_timeline(data, steps, limits.spans, number)
     cut = cut_graph(graph, limits.nodes)
     sample = tree.step.sample if tree.step else None
     return _ShownStep(

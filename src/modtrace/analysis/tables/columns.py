@@ -94,9 +94,11 @@ def repeat(value: Any, count: int, kind: npt.DTypeLike = np.int64) -> Column:
 
 
 def columns_at(table: object, rows: Column) -> dict[str, Any]:
-    """Returns the columns of a dataclass by their names, reduced to some rows."""
+    """Returns the columns of a dataclass by their names, reduced to some rows; what is one column stays one."""
     columns = {name: getattr(table, name) for name in _names_of_columns(table)}
-    return {name: _at(column, rows) for name, column in columns.items()}
+    distinct = {id(column): column for column in columns.values()}
+    taken = {number: _at(column, rows) for number, column in distinct.items()}
+    return {name: taken[id(column)] for name, column in columns.items()}
 
 
 def _at(column: Column, rows: Column) -> Column:

@@ -133,10 +133,7 @@ class PlacedValues:
 
     def find_own_places(self, placer: Placer) -> Rows:
         """Returns the index of the place of each site's own module; NOWHERE for a parameter that no module owns."""
-        places = np.full(len(self.module), NOWHERE, np.int64)
-        owned = np.flatnonzero(self.module != NO_MODULE)
-        places[owned] = placer.place_all(self.module[owned], places[owned])
-        return places
+        return _find_own_places(self.module, placer)
 
     def find_places(self, calls: Calls, *, call_id: Column | None = None) -> Rows:
         """Returns the index of each row's place; NOWHERE for a parameter that no module owns.
@@ -149,7 +146,9 @@ class PlacedValues:
             call_id: the call of each row, -1 for none; None for the calls that the rows name.
         """
         place = take(calls.place, find_rows(calls.call_id, self.call_id if call_id is None else call_id))
-        return np.where(place == NOWHERE, self.find_own_places(calls.placer), place)
+        rows = np.flatnonzero(place == NOWHERE)
+        place[rows] = _find_own_places(self.module[rows], calls.placer)
+        return place
 
     @cached_property
     def _role(self) -> tuple[Column, tuple[str, ...]]:
@@ -195,3 +194,10 @@ def find_first_values(data: RecordingData) -> dict[int, tuple[float, ...]]:
     return dict(
         zip(steps.tolist(), zip(*(column.to_pylist() for column in found.columns), strict=True), strict=True)
     )
+
+
+def _find_own_places(module: Column, placer: Placer) -> Rows:
+    places = np.full(len(module), NOWHERE, np.int64)
+    owned = np.flatnonzero(module != NO_MODULE)
+    places[owned] = placer.place_all(module[owned], places[owned])
+    return places
