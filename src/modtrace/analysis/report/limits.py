@@ -81,14 +81,16 @@ class GraphCut:
 def cut_graph(graph: Graph, most: int) -> GraphCut:
     """Returns the deepest cut with at most `most` rows, or at least the roots."""
     size = len(graph.layers) + len(graph.nodes)
-    rows = np.arange(size)
     if size <= most:
+        rows = np.arange(size)
         return GraphCut(None, rows, rows)
-    depth = np.concatenate([graph.layers.depth, take(graph.layers.depth, graph.nodes.layer) + 1])
+    inside = (take(graph.layers.depth, graph.nodes.layer) + 1).astype(np.int32)
+    depth = np.concatenate([graph.layers.depth, inside])
     counts = np.bincount(np.maximum(depth, 0))
     deepest = int(np.searchsorted(np.cumsum(counts), most, side="right")) - 1
     shown = depth <= max(deepest, 0)
-    parent = np.concatenate([graph.layers.parent, graph.nodes.layer])
-    stands_for = follow(np.where(shown, rows, parent))
+    stands_for = np.concatenate([graph.layers.parent, graph.nodes.layer])
+    rows = np.flatnonzero(shown)
+    stands_for[rows] = rows
     number = np.cumsum(shown) - 1
-    return GraphCut(max(deepest, 0), np.flatnonzero(shown), number[stands_for])
+    return GraphCut(max(deepest, 0), rows, number[follow(stands_for)])
