@@ -80,7 +80,7 @@ def _fold_run(run: Sequence[ModuleNode], listed: int) -> Iterator[ModuleNode]:
     elif len(run) > listed:
         yield replace(_merge(run), role="folded")
     else:
-        yield from (replace(node, children=()) for node in run)
+        yield from (replace(node, children=()) if node.children else node for node in run)
         if run[0].children:
             yield replace(_merge(run), role="inside")
 
