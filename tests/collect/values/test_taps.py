@@ -4,6 +4,10 @@ import gc
 import json
 import subprocess
 import sys
+import weakref
+from collections import OrderedDict
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +15,7 @@ from torch import nn
 
 import modtrace
 from helpers.stat_rows import rows
-from modtrace.collect.values.gradient_taps import GradientTap, PythonTap, Tap, tap_tensor
+from modtrace.collect.values.gradient_taps import GradientTap, PythonTap, SuspendedTaps, Tap, tap_tensor
 
 compiled = pytest.mark.skipif(tap_tensor is None, reason="taps are not compiled: there was no C compiler")
 
@@ -84,3 +88,24 @@ def test_the_garbage_collector_sees_no_tap() -> None:
 
 def _is_tap(key: object) -> bool:
     return isinstance(key, GradientTap)
+
+
+def test_a_graph_that_dies_takes_no_taps_of_another_thread_with_it() -> None:
+    """Nodes of two threads may have the same number."""
+    output = torch.ones(2, requires_grad=True) * 2
+    suspended, graphs, taps = SuspendedTaps(), [], []
+    hooks: OrderedDict[Any, Any] = OrderedDict()
+    for _ in range(2):
+        graph = SimpleNamespace(alive=True)
+        graph.has_graph = lambda graph=graph: graph.alive
+        tap = GradientTap(graph, print)  # type: ignore[arg-type]
+        tap.number, tap.hooks_ref = output.grad_fn._sequence_nr(), weakref.ref(hooks)
+        suspended.add(graph, [tap])  # type: ignore[arg-type]
+        graphs.append(graph)
+        taps.append(tap)
+    assert suspended.rehook(output) == taps
+    hooks.clear()
+    graphs[0].alive = False
+    assert suspended.rehook(output) == taps[1:]
+    graphs[1].alive = False
+    assert suspended.rehook(output) == []

@@ -159,11 +159,15 @@ class SuspendedTaps:
 
     def _forget_dead(self) -> None:
         self._segments = [(segment, taps) for segment, taps in self._segments if segment.has_graph()]
-        for segment, taps in self._numbered:
-            if not segment.has_graph():
-                for tap in taps:
-                    self._by_number.pop(tap.number, None)
-        self._numbered = [(segment, taps) for segment, taps in self._numbered if segment.has_graph()]
+        numbered, self._numbered = self._numbered, []
+        for segment, taps in numbered:
+            if segment.has_graph():
+                self._numbered.append((segment, taps))
+                continue
+            for tap in taps:
+                others = [other for other in self._by_number.pop(tap.number, ()) if other is not tap]
+                if others:
+                    self._by_number[tap.number] = others
 
 
 def written_bases(outputs: Any) -> set[tuple[int, int]]:

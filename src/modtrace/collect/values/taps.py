@@ -100,7 +100,7 @@ class CallTaps(ValueSource):
         for gradients in self._of_backward.values():
             gradients.close()
         self._running, self._closed, self._of_backward = {}, {}, {}
-        self._leaving, self._suspended = [], SuspendedTaps()
+        self._leaving, self._suspended, self._latest = [], SuspendedTaps(), None
 
     def _suspend(self) -> None:
         """Removes the hooks of steps that have ended, unless a backward runs on any thread."""
@@ -262,7 +262,8 @@ class CallTaps(ValueSource):
         measured = self._of_backward.get(backward)
         if measured is None:  # two devices use two threads
             measured = self._of_backward.setdefault(backward, MeasuredGradients(log.number))
-        if backward is not None and not backward.create_graph:  # such a one has to be followed on each thread
+        # A backward that creates a graph has to be followed on each thread, and a hook outside of all has no task.
+        if backward is not None and not backward.create_graph and task >= 0:
             self._latest = task, backward, measured
         return backward, measured
 
