@@ -87,6 +87,27 @@ def test_backward_of_the_op_that_made_a_difference_is_its_consequence() -> None:
     ]
 
 
+class Beside(nn.Module):
+    """Layers beside each other, each with an activation of its own."""
+
+    def __init__(self, approximate: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.GELU(approximate)) for _ in range(110))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([layer(x) for layer in self.layers], 1)
+
+
+def test_more_changed_ops_than_are_described_excuse_all_their_backwards() -> None:
+    found = modtrace.compare(
+        Beside("none"), Beside("tanh"), (torch.linspace(-2, 2, 64).view(16, 4),), gradients=True
+    )
+    frame = found.to_frame()
+    made = frame[frame["verdict"] == "made"]
+    assert (len(made) >= 100, set(made["phase"])) == (True, {"forward"})
+
+
 def test_counts_tell_what_was_inherited_from_what_was_made() -> None:
     found = modtrace.compare(trained(), trained(seed=1))
     assert found.compared == found.equal + found.within + found.absorbed + found.inherited + found.made

@@ -128,7 +128,8 @@ def _build_answer(
     if first is None:
         cancelling = choose_cancelling(ranking, merged.collect([part.a.are_results for part in parts]))
         first = cancelling[0] if cancelling else None
-    chosen, verdicts = _choose_places(merged, details, ranking.find_verdicts(first), first)
+    verdicts = _excuse_backwards(merged, ranking.find_verdicts(first), first)
+    chosen = _choose_places(merged, details, verdicts, first)
 
     def describe(pair: int) -> Divergence:
         part, position = merged.locate(pair)
@@ -195,27 +196,36 @@ def _count(parts: Sequence[ComparedPairs], verdicts: Column) -> dict[str, Any]:
     }
 
 
+def _excuse_backwards(merged: MergedPairs, verdicts: Column, first: int | None) -> Column:
+    """Returns the verdicts without blame on the backward of an op that made a difference itself, in the same step."""
+    of_parts = []
+    for number, part in enumerate(merged.parts):
+        forward = np.append(part.a.tables.ops.forward, -1)  # an op of -1, which is none, has no forward
+        of_parts.append((np.full(len(part.a.op), number), part.a.op, forward[part.a.op]))
+    part_of, op, forward = (merged.collect(columns) for columns in zip(*of_parts, strict=True))
+    is_blamed = verdicts > VERDICTS.index(INHERITED)
+    most = int(max(op.max(initial=0), forward.max(initial=0))) + 1
+    blamed_ops = (part_of * most + op)[is_blamed & (op >= 0)]
+    is_excused = is_blamed & (forward >= 0) & np.isin(part_of * most + forward, blamed_ops)
+    is_excused &= np.arange(len(is_excused)) != (-1 if first is None else first)
+    return np.where(is_excused, VERDICTS.index(INHERITED), verdicts).astype(verdicts.dtype)
+
+
 def _choose_places(
     merged: MergedPairs, details: Sequence[Details], verdicts: Column, first: int | None
-) -> tuple[list[int], Column]:
-    """Returns the first pair to describe, then those of other places that made a difference, each in its first step.
-
-    The second value holds the verdicts without blame on the backward of such a place, as that only carries on the
-    difference that the op made.
-    """
+) -> list[int]:
+    """Returns the first pair to describe, then those of other places that made a difference, each in its first step."""
     if first is None:
-        return [], verdicts
-    chosen, verdicts = dict[Key, int](), verdicts.copy()
+        return []
+    chosen = dict[Key, int]()
     for pair in [first, *np.flatnonzero(verdicts > VERDICTS.index(INHERITED)).tolist()]:
         part, position = merged.locate(pair)
         key, forward = details[part].culprits.find_keys(position)
-        if forward in chosen and pair != first:
-            verdicts[pair] = VERDICTS.index(INHERITED)
-        elif key not in chosen:
+        if key not in chosen and (pair == first or forward not in chosen):
             chosen[key] = pair
         if len(chosen) == _DESCRIBED:
             break
-    return list(chosen.values()), verdicts
+    return list(chosen.values())
 
 
 def _build_table(merged: MergedPairs, details: Sequence[Details], verdicts: Column) -> ArrowTable:
