@@ -51,8 +51,12 @@ def make_comparable(a: RecordingData, b: RecordingData, noise: Sequence[Recordin
 
 
 def _have_other_meshes(a: RecordingData, b: RecordingData) -> bool:
-    layouts = {run.layout for run in (a, b) if isinstance(run, RanksData) and run.layout}
-    return a.meta.world_size != b.meta.world_size or _degree_of(a) != _degree_of(b) or len(layouts) > 1
+    if a.meta.world_size != b.meta.world_size or _degree_of(a) != _degree_of(b):
+        return True
+    of_a, of_b = (run.layout if isinstance(run, RanksData) else {} for run in (a, b))
+    if common := of_a.keys() & of_b.keys():  # one run may have more parameters than the other
+        return any(of_a[parameter] != of_b[parameter] for parameter in common)
+    return bool(of_a and of_b) and {*of_a.values()} != {*of_b.values()}
 
 
 def _degree_of(run: RecordingData) -> int:

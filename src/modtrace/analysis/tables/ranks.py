@@ -1,7 +1,7 @@
 """Reads the recordings of several ranks as one: that of a run on a single device."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import combinations
@@ -86,16 +86,20 @@ class RanksData:
         return self._merged.degree
 
     @cached_property
-    def layout(self) -> frozenset[tuple[str | None, ...]]:
-        """The meshes and placements of measured parameters on the lowest rank; None for what is no DTensor."""
+    def layout(self) -> dict[Hashable, tuple[str | None, ...]]:
+        """The mesh and placements of each measured parameter on the lowest rank; None for what is no DTensor."""
         placed = self._values[0].placed
         rows = np.flatnonzero(placed.is_of(PARAMETER))
         columns = [dictionary_codes(placed.table[name]) for name in ("mesh", "placements")]
-        found = np.unique(np.stack([codes[rows] for codes, _ in columns]), axis=1)
-        names = [(*texts, None) for _, texts in columns]
-        return frozenset(
-            tuple(texts[code] for texts, code in zip(names, pair, strict=True)) for pair in found.T.tolist()
+        found = np.unique(
+            np.stack([placed.module[rows], placed.slot[rows], *(codes[rows] for codes, _ in columns)]), axis=1
         )
+        modules, slots = name_modules(self._parts[0][1]), (*placed.slots, None)
+        texts = [(*known, None) for _, known in columns]
+        return {
+            (modules.get(module), slots[slot]): (texts[0][mesh], texts[1][placements])
+            for module, slot, mesh, placements in found.T.tolist()
+        }
 
     @property
     def most_parts(self) -> int:
