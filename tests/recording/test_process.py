@@ -5,8 +5,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from itertools import chain, repeat
 
-from modtrace.recording.process import is_running, name_process, process_start_ns
+import pytest
+
+from modtrace.recording.process import is_running, name_process, process_start_ns, read_clocks
 
 NAME = "from modtrace.recording.process import name_process; print(name_process(), flush=True)"
 
@@ -50,3 +54,18 @@ def test_start_of_a_process_is_that_of_the_wall_clock() -> None:
     assert before_ns - 20_000_000 <= started_ns <= time.time_ns()
     assert abs(of_parent_ns - process_start_ns()) <= 20_000_000
     assert process_start_ns() < before_ns
+
+
+def test_clocks_are_of_one_moment_though_a_thread_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_ns = [0]
+
+    def read(offset_ns: int, takes_ns: Iterator[int]) -> int:
+        now_ns[0] += next(takes_ns)
+        return now_ns[0] + offset_ns
+
+    counter = chain((10, 10, 10, 7_000_000), repeat(10))
+    wall = chain((5_000_000,), repeat(10))
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: read(0, counter))
+    monkeypatch.setattr(time, "time_ns", lambda: read(10**18, wall))
+    wall_ns, counter_ns = read_clocks()
+    assert wall_ns - counter_ns == 10**18

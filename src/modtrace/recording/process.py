@@ -11,6 +11,8 @@ from pathlib import Path
 
 # Positions after the program's name in /proc/PID/stat; the start is given in ticks since boot.
 _STATE, _START = 0, 19
+#: A thread may be interrupted for milliseconds between two readings of clocks, and rarely several times in turn.
+_READINGS = 3
 _ENDED = ("Z", "X")  # the states of a process that has ended without its parent knowing yet
 
 
@@ -35,6 +37,16 @@ def is_running(name: str) -> bool | None:
     if not start or not pid.isdigit() or host != own.rpartition(" ")[0]:
         return None
     return name == f"{host} {pid} {_start_ticks(int(pid))}"
+
+
+def read_clocks() -> tuple[int, int]:
+    """Returns `time.time_ns()` and `time.perf_counter_ns()` of one moment: of several readings the shortest."""
+    readings = []
+    for _ in range(_READINGS):
+        before_ns, wall_ns, after_ns = time.perf_counter_ns(), time.time_ns(), time.perf_counter_ns()
+        readings.append((after_ns - before_ns, wall_ns, (before_ns + after_ns) // 2))
+    _, wall_ns, counter_ns = min(readings)
+    return wall_ns, counter_ns
 
 
 def process_start_ns(pid: int | None = None) -> int:

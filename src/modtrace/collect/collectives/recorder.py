@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from ...recording.failure_reporter import FailureReporter
 from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER
+from ...recording.process import read_clocks
 from ...recording.protocols import LAST, RecentCollectives, Sink
 from ...recording.suggestions import ranges_of
 from ...torch_internals.collectives import (
@@ -159,7 +160,7 @@ class CollectiveRecorder:
         The last result is what the log has of those that were seen to be called, by group.
         """
         called = self._called.count_keys()
-        offset_ns = time.perf_counter_ns() - time.time_ns()
+        wall_ns, counter_ns = read_clocks()
         ranks = {name: ranges_of(sorted(ranks)) for name, ranks in map(describe_group, list_groups())}
         new = [entry for entry in read_torch_log() if entry.record > self._last_records.get(entry.log, -1)]
         known = {entry: key for entry in new if (key := _take_called(entry, called)) is not None}
@@ -167,7 +168,7 @@ class CollectiveRecorder:
         buckets = self._buckets.find([entry for entry in entries if entry.name == "all_reduce"])
         found = []
         for entry in entries:
-            start_ns = entry.time_ns + offset_ns
+            start_ns = entry.time_ns - wall_ns + counter_ns
             call = call_at(segments, start_ns)
             path = (
                 buckets.get((entry.log, entry.record))

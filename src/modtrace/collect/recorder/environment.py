@@ -3,7 +3,6 @@
 import os
 import platform
 import sys
-import time
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -16,7 +15,7 @@ from typing import Any
 import torch
 
 from ...recording.meta import RunMeta
-from ...recording.process import name_process
+from ...recording.process import name_process, read_clocks
 from .launch import Launch, find_launch
 
 #: Libraries whose versions are stored if the run has imported them.
@@ -34,6 +33,7 @@ def describe_run(options: dict[str, Any], launch: Launch | None = None) -> RunMe
         launch: the place of this process in its run; None to find it.
     """
     launch = launch or find_launch()
+    wall_ns, counter_ns = read_clocks()
     versions = {"python": platform.python_version(), "modtrace": _own_version()}
     for name in _LIBRARIES:
         version = getattr(sys.modules.get(name), "__version__", None)
@@ -54,8 +54,8 @@ def describe_run(options: dict[str, Any], launch: Launch | None = None) -> RunMe
         launch=launch.name,
         attempt=launch.attempt,
         process=name_process(),
-        clock_time_ns=time.time_ns(),
-        clock_perf_counter_ns=time.perf_counter_ns(),
+        clock_time_ns=wall_ns,
+        clock_perf_counter_ns=counter_ns,
     )
 
 
