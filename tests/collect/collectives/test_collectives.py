@@ -19,8 +19,9 @@ import modtrace
 from helpers.collective_calls import KINDS, record
 from helpers.ranks import group_of_one
 from modtrace.collect.collectives.buckets import BucketLayers
-from modtrace.collect.collectives.recorder import _choose
+from modtrace.collect.collectives.recorder import CollectiveRecorder, _choose
 from modtrace.collect.collectives.rows import CollectiveSite, Row
+from modtrace.collect.recorder.flush_timer import FLUSH_TO_DISK_S
 from modtrace.recording.protocols import LAST
 from modtrace.store.collective_ring import read_ring
 from modtrace.torch_internals import collectives
@@ -123,6 +124,26 @@ def test_group_may_begin_and_end_inside_of_the_recording(tmp_path: Path) -> None
         (0, 2, None),
         (2, 1, None),
     ]
+
+
+def test_what_is_written_while_the_recording_ends_has_its_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop = CollectiveRecorder.stop
+
+    def stop_slowly(recorder: CollectiveRecorder) -> None:
+        stop(recorder)
+        time.sleep(3 * FLUSH_TO_DISK_S)
+
+    monkeypatch.setattr(CollectiveRecorder, "stop", stop_slowly)
+    model = nn.Linear(2, 2)
+    with group_of_one(), modtrace.record(model, to=tmp_path / "run.modtrace", strict=True) as rec:
+        for step in range(4):
+            functional.all_reduce(model(torch.ones(2, 2)).detach(), "sum", dist.group.WORLD).clone()
+            if step < 3:  # the last one is open
+                rec.step()
+    rows = rows_of(modtrace.open_recording(tmp_path / "run.modtrace"))
+    assert [(row["step"], row["seq_id"]) for row in rows] == [(0, 1), (1, 2), (2, 3), (3, 4)]
 
 
 def test_steps_that_are_not_recorded_have_no_rows() -> None:
