@@ -5,7 +5,7 @@ import weakref
 from array import array
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from hashlib import sha256
 from itertools import count
 from pathlib import Path
@@ -32,7 +32,7 @@ from .stale import make_stale
 
 
 class TappedOutput(NamedTuple):
-    """The tensors that a module returned; a module that returned none is still counted."""
+    """The tensors that a module returned; a module that returned none is still counted. Modes see no op on them."""
 
     tensors: Sequence[torch.Tensor]
     slots: Sequence[str]
@@ -187,6 +187,11 @@ def _tap_gradient(
     op(gradient, list(calls), "\n".join(slots))
 
 
+@lru_cache
+def _lines(text: str) -> Sequence[str]:
+    return text.split("\n")
+
+
 @cache
 def tap_ops() -> tuple[Callable[..., torch.Tensor], Callable[..., None]]:
     """Returns the op that ends the call of a module, and the op that receives its gradients."""
@@ -205,9 +210,7 @@ def tap_ops() -> tuple[Callable[..., torch.Tensor], Callable[..., None]]:
             if receiver is not None:
                 of, *same_as = (-1,) if earlier is None else earlier.tolist()
                 same = tuple(same_as) if of == number else None
-                call = receiver.tapped(
-                    index, TappedOutput(found, slots.split("\n"), layout.split("\n"), same)
-                )
+                call = receiver.tapped(index, TappedOutput(found, _lines(slots), _lines(layout), same))
             # Between compiled ops Python is cold in the caches, so this takes 38 us; `torch.tensor` would take 92 us.
             return torch.frombuffer(array("q", (number, index, call)), dtype=torch.int64)
 
@@ -215,7 +218,7 @@ def tap_ops() -> tuple[Callable[..., torch.Tensor], Callable[..., None]]:
         with unseen():
             served = None
             for (number, index, of_call), slot in zip(
-                (call.tolist() for call in calls), slots.split("\n"), strict=True
+                (call.tolist() for call in calls), _lines(slots), strict=True
             ):
                 receiver = _receivers.get(number)
                 if receiver is not None and of_call >= 0:

@@ -11,7 +11,7 @@ from ...measure.measurers.want import USUAL, Want
 from ...recording.module_path import join, path_below
 from ...recording.options.capture import Capture
 from ...recording.options.schedule import ALL_STEPS, StepPredicate
-from ...recording.role import GRAD_INPUT, GRAD_OUTPUT, INPUT, ROLES
+from ...recording.role import GRAD_INPUT, GRAD_OUTPUT, INPUT, OUTPUT, ROLES
 from ..log.call_context import CallContext
 from ..names.module_names import ModuleNames, NamedModule, ParameterOwner
 
@@ -162,8 +162,17 @@ class CaptureMasks:
         if not (self.is_open(role) and self.is_open(grad_role)):
             active &= self._select(context.path, _paths_of(context), context.module)
         mask, grad_mask = active & self.of_role(role), active & self.of_role(grad_role)
-        if not (mask or grad_mask):
-            return None
+        return self._together(mask, role, grad_mask, grad_role) if mask or grad_mask else None
+
+    def asked_inside(self, named: NamedModule, active: Mask | None) -> Asked:
+        """Returns what captures want of a module's output inside of compiled code; `active` is None for all of them."""
+        mask, grad_mask = (
+            self.of_op("", named.path, named, role) & (self._all if active is None else active)
+            for role in (OUTPUT, GRAD_OUTPUT)
+        )
+        return self._together(mask, OUTPUT, grad_mask, GRAD_OUTPUT)
+
+    def _together(self, mask: Mask, role: str, grad_mask: Mask, grad_role: str) -> Asked:
         marks = [of and mark_of(of, ROLE_CODE[name]) for of, name in ((mask, role), (grad_mask, grad_role))]
         want, grad_want = self.want(mask), self.want(grad_mask)
         return Asked(marks[0], marks[1], want, grad_want, want.keeps or grad_want.keeps)

@@ -3,27 +3,24 @@
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from itertools import repeat
 from typing import Any
 
 import torch
 from torch import nn
 
 from ...measure.measurers.measurer import Measurement
-from ...measure.measurers.want import USUAL
+from ...measure.measurers.want import USUAL, Want
 from ...recording.phase import BACKWARD
-from ...recording.role import GRAD_OUTPUT, OUTPUT
 from ...torch_internals.autograd import graph_task_id
 from ...torch_internals.dynamo import is_backend_failure, rounds_less_than_eager
 from ...torch_internals.graph_captures import graph_captures
-from ...torch_internals.modes import DisableTorchFunction
 from ..compile.awaited_calls import AwaitedCalls
 from ..compile.taps import TappedOutput, Taps
-from ..log.segments import InsideCall, Segment
+from ..log.segments import Segment
 from ..log.thread_log import Backward
 from ..names.module_names import NamedModule
 from ..names.walk import descendants
-from .capture_masks import ROLE_BITS, ROLE_CODE, Mask, mark_of
+from .capture_masks import ROLE_BITS, Asked, Mask
 from .measured import Measured, MeasuredInside, name_of_tensor
 from .source import Measuring, ValueSource
 from .taps import CaptureMeasurer
@@ -37,8 +34,6 @@ _OUTSIDE = "nothing is measured inside of a compiled function that calls a model
 _IN_BODIES = (
     "in compiled code, nothing is measured in functions that are given to torch.cond, torch.vmap and so on"
 )
-
-_OUTPUT, _GRAD_OUTPUT = ROLE_CODE[OUTPUT], ROLE_CODE[GRAD_OUTPUT]
 
 
 class CompiledTaps(ValueSource):
@@ -61,10 +56,13 @@ class CompiledTaps(ValueSource):
         """
         super().__init__(measuring)
         self._measurer = measurer
-        self._warn = warn
+        self._warn, self._has_warned = warn, False  # of how 16-bit floats are rounded
         self._taps = Taps(self)
         self._modules: list[nn.Module] = []
         self._known: set[int] = set()  # ids of the tapped modules
+        #: What is wanted of the module with this number, by the active captures; see `_ask`.
+        self._asked: dict[tuple[int, Mask | None], tuple[NamedModule, Asked]] = {}
+        self._asked_at = -1
         self._awaited = AwaitedCalls()  # calls that await gradients, each with captures
         #: The last measurement with its module and call, and that of a gradient, as a part often returns the same
         #: tensor.
@@ -117,27 +115,32 @@ class CompiledTaps(ValueSource):
         path = ""
         try:
             log = self._tracker.logs.current
-            segment, named = log.segment, self._named(index)
+            segment = log.segment
             if segment is None and not self._is_abandoned:
                 self._warn(_OUTSIDE)
             measured = None if segment is None else self._running.get(segment)
-            if segment is None or measured is None or named is None or _is_wrapped(named, log.context.named):
+            known = None if measured is None else self._ask(index, measured.active)
+            if segment is None or measured is None or known is None:
+                return -1
+            named, asked = known
+            if _is_wrapped(named, log.context.named):
                 return -1
             start_ns, path = time.perf_counter_ns(), named.path
             call = segment.call_inside(self._taps.number, named.module_id)
             number = self._awaited.add(call, measured.active)
-            if any(map(rounds_less_than_eager, found.tensors)):
+            if not self._has_warned and any(map(rounds_less_than_eager, found.tensors)):
+                self._has_warned = True
                 self._warn(_ROUNDING)
-            mask = self._mask(named, OUTPUT) & measured.active
-            is_known = found.same_as is not None and found.same_as == self._samples_of
-            known = self._samples if is_known and self._samples else repeat(None)
+            same = self._samples if found.same_as is not None and found.same_as == self._samples_of else ()
             self._samples, self._samples_of = (), (index, number)
-            if mask:
-                mark = mark_of(mask, _OUTPUT)
-                self._samples = [
-                    self._measure_at(measured, named, call, slot, tensor, mark, sample)
-                    for slot, tensor, sample in zip(found.slots, found.tensors, known, strict=False)
-                ]
+            if asked.mark:
+                self._samples = samples = []
+                for at, (slot, tensor) in enumerate(zip(found.slots, found.tensors, strict=False)):
+                    sample = same[at] if same and asked.want is USUAL else None
+                    if sample is None:
+                        sample = self._measure_at(named, slot, tensor, asked.mark, asked.want)
+                    measured.sites += (sample, named, call, slot, asked.mark)
+                    samples.append(sample if asked.want is USUAL else None)
             measured.intervals += (start_ns, time.perf_counter_ns())
         except Exception as error:
             self._failed(error, path)
@@ -148,22 +151,23 @@ class CompiledTaps(ValueSource):
         self, index: int, call: int, slot: str, gradient: torch.Tensor, is_same: bool
     ) -> None:
         """Measures the gradient of a module's output."""
-        path, known, self._gradient = "", self._gradient if is_same else None, None
+        path, sample, self._gradient = "", self._gradient if is_same else None, None
         try:
-            named, (of_call, active) = self._named(index), self._awaited.get(call)
-            mask = 0 if named is None else self._mask(named, GRAD_OUTPUT)
-            if active is not None:
-                mask &= active
-            if named is None or not mask:
+            of_call, active = self._awaited.get(call)
+            known = self._ask(index, active)
+            if known is None or not known[1].grad_mark:
                 return
+            named, asked = known
             start_ns, log, path = time.perf_counter_ns(), self._tracker.logs.current, named.path
             backward = self._tracker.backwards.running(log, graph_task_id())
             measured = self._of_backward.get(backward)
             if measured is None:
+                mask = asked.grad_mark >> ROLE_BITS
                 measured = self._of_backward[backward] = MeasuredInside(log.number, BACKWARD, mask)
-            self._gradient = self._measure_at(
-                measured, named, of_call, slot, gradient, mark_of(mask, _GRAD_OUTPUT), known
-            )
+            if sample is None or asked.grad_want is not USUAL:
+                sample = self._measure_at(named, slot, gradient, asked.grad_mark, asked.grad_want)
+            measured.sites += (sample, named, of_call, slot, asked.grad_mark)
+            self._gradient = sample if asked.grad_want is USUAL else None
             measured.intervals += (start_ns, time.perf_counter_ns())
         except Exception as error:
             self._failed(error, path)
@@ -171,36 +175,30 @@ class CompiledTaps(ValueSource):
     def left_out(self) -> None:
         self._warn(_IN_BODIES)
 
-    def _named(self, index: int) -> NamedModule | None:
-        """Returns the names of a module; None if measuring has stopped."""
-        is_known = not self._is_abandoned and index < len(self._modules)
-        return self._tracker.names.get(self._modules[index]) if is_known else None
+    def _ask(self, index: int, active: Mask | None) -> tuple[NamedModule, Asked] | None:
+        """Returns the names of a module and what captures want of what it returns; None if measuring has stopped.
 
-    def _mask(self, named: NamedModule, role: str) -> Mask:
-        return self._capture_masks.of_op("", named.path, named, role)
+        Args:
+            active: those that want the step; None for all.
+        """
+        names = self._tracker.names
+        if self._asked_at != names.revision:  # a name learnt late may match a pattern
+            self._asked, self._asked_at = {}, names.revision
+        known = self._asked.get((index, active))
+        if self._is_abandoned or known is not None:
+            return None if self._is_abandoned else known
+        named = names.get(self._modules[index]) if index < len(self._modules) else None
+        if named is None:
+            return None
+        known = self._asked[index, active] = named, self._capture_masks.asked_inside(named, active)
+        return known
 
     def _measure_at(
-        self,
-        measured: MeasuredInside,
-        named: NamedModule,
-        call: InsideCall | None,
-        slot: str,
-        tensor: torch.Tensor,
-        mark: int,
-        known: Measurement | None,
-    ) -> Measurement | None:
-        """Measures a tensor, unless `known` is its measurement. Returns the measurement for the same tensor."""
-        want = self._capture_masks.want(mark >> ROLE_BITS)
-        sample = known if want is USUAL else None
-        if sample is None:
-            name = name_of_tensor(named.path, mark, slot) if want.keeps else ""
-            with DisableTorchFunction():
-                # Compiled code reuses this memory as soon as it no longer needs the tensor.
-                sample = self._measurer.measure(
-                    graph_captures.clone(tensor) if want.lazy else tensor, want, name
-                )
-        measured.sites += (sample, named, call, slot, mark)
-        return sample if want is USUAL else None
+        self, named: NamedModule, slot: str, tensor: torch.Tensor, mark: int, want: Want
+    ) -> Measurement:
+        name = name_of_tensor(named.path, mark, slot) if want.keeps else ""
+        # Compiled code reuses this memory as soon as it no longer needs the tensor.
+        return self._measurer.measure(graph_captures.clone(tensor) if want.lazy else tensor, want, name)
 
 
 def _explain(error: BaseException | None) -> None:
