@@ -5,10 +5,14 @@ That its numbers are right is shown by the tests of `Measurer`, which run with i
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
+from helpers.any_numbers import magnitudes, odd_numbers, of_magnitudes, seeds
 from modtrace.measure.measurers.measurer import Measurer
 from modtrace.torch_internals.modes import DisableTorchFunction
 
@@ -91,3 +95,20 @@ def test_tensors_inside_of_transforms_and_traces_are_left_to_python() -> None:
     torch.func.grad(lambda x: measure(x).sum())(torch.ones(3))
     torch.jit.trace(measure, torch.ones(3), check_trace=False)
     assert found == [None] * 3
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@given(
+    seeds,
+    st.sampled_from([511, 512, 513, 16383, 16385, 40000]) | st.integers(0, 2000),
+    magnitudes,
+    odd_numbers,
+)
+@settings(deadline=None, max_examples=60)
+def test_16_bits_have_the_statistics_of_the_same_numbers_in_32(dtype, seed, size, between, odd):
+    """By whichever instruction of the processor they are converted: all processors give the same bits."""
+    tensor, measurer = of_magnitudes(seed, size, *between, dtype, odd), Measurer()
+    with DisableTorchFunction():
+        rows = [measurer.host_measurer.measure(given) for given in (tensor, tensor.float())]
+    one, other = measurer.host_measurer.measure(tensor).rows.read([found.row for found in rows])
+    np.testing.assert_array_equal(one, other)

@@ -10,7 +10,21 @@
 
 /* One version of the hot functions for each kind of vector unit; the loader chooses. */
 #if defined(__x86_64__) && defined(__linux__) && defined(__GLIBC__) && defined(__GNUC__)
+#include <cpuid.h>
+#include <immintrin.h>
 #define FOR_EVERY_CPU __attribute__((target_clones("avx512f", "avx2", "default")))
+#define BY_CONVERSION __attribute__((target("avx2,f16c")))
+#define HAS_CONVERSION
+
+/* Returns whether the processor converts float16 itself; compilers know this question from GCC 11 on. */
+static inline int has_conversion(void) {
+    static int answer = -1;
+    if (answer < 0) {
+        unsigned a, b, c = 0, d;
+        answer = __builtin_cpu_supports("avx2") && __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C) != 0;
+    }
+    return answer;
+}
 #else
 #define FOR_EVERY_CPU
 #endif

@@ -43,6 +43,17 @@ static ALWAYS_INLINED float read_number(const void *source, Py_ssize_t at, int k
     return value;
 }
 
+static ALWAYS_INLINED Piece fold(const float *low, const float *high, const double *sums, const double *squares) {
+    Piece found = {low[0], high[0], sums[0], squares[0]};
+    for (int j = 1; j < LANES; j++) {
+        found.low = low[j] < found.low ? low[j] : found.low;
+        found.high = high[j] > found.high ? high[j] : found.high;
+        found.sum += sums[j];
+        found.sumsq += squares[j];
+    }
+    return found;
+}
+
 /* Measures whole blocks of finite numbers of medium size. The result itself shows whether they were. */
 static ALWAYS_INLINED Piece sum_blocks(const void *source, Py_ssize_t blocks, int kind) {
     int number_bytes = kind == FLOAT32 ? 4 : 2;
@@ -69,19 +80,60 @@ static ALWAYS_INLINED Piece sum_blocks(const void *source, Py_ssize_t blocks, in
             squares[j] += square[j];
         }
     }
-    Piece found = {low[0], high[0], sums[0], squares[0]};
-    for (int j = 1; j < LANES; j++) {
-        found.low = low[j] < found.low ? low[j] : found.low;
-        found.high = high[j] > found.high ? high[j] : found.high;
-        found.sum += sums[j];
-        found.sumsq += squares[j];
-    }
-    return found;
+    return fold(low, high, sums, squares);
 }
+
+#ifdef HAS_CONVERSION
+/* Does the same by the processor's conversion of float16, in half the time; compilers do not use it in `sum_blocks`. */
+BY_CONVERSION static Piece convert_and_sum(const void *source, Py_ssize_t blocks) {
+    enum { WIDTH = 8, VECTORS = LANES / WIDTH };
+    const uint16_t *next = source;
+    __m256 low[VECTORS], high[VECTORS];
+    float of_lanes[2][LANES];
+    double sums[LANES] = {0}, squares[LANES] = {0};
+    for (int k = 0; k < VECTORS; k++) {
+        low[k] = _mm256_set1_ps(INFINITY);
+        high[k] = _mm256_set1_ps(-INFINITY);
+    }
+    for (Py_ssize_t block = 0; block < blocks; block++, next += BLOCK) {
+        __m256 sum[VECTORS], square[VECTORS];
+        fetch(next, BLOCK * sizeof *next);
+        for (int k = 0; k < VECTORS; k++) sum[k] = square[k] = _mm256_setzero_ps();
+        for (int i = 0; i < BLOCK; i += LANES)
+            for (int k = 0; k < VECTORS; k++) {
+                __m256 value = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(next + i + WIDTH * k)));
+                low[k] = _mm256_min_ps(value, low[k]);
+                high[k] = _mm256_max_ps(value, high[k]);
+                sum[k] = _mm256_add_ps(sum[k], value);
+                square[k] = _mm256_add_ps(square[k], _mm256_mul_ps(value, value));
+            }
+        for (int k = 0; k < VECTORS; k++) {
+            _mm256_storeu_ps(of_lanes[0] + WIDTH * k, sum[k]);
+            _mm256_storeu_ps(of_lanes[1] + WIDTH * k, square[k]);
+        }
+        for (int j = 0; j < LANES; j++) {
+            sums[j] += of_lanes[0][j];
+            squares[j] += of_lanes[1][j];
+        }
+    }
+    for (int k = 0; k < VECTORS; k++) {
+        _mm256_storeu_ps(of_lanes[0] + WIDTH * k, low[k]);
+        _mm256_storeu_ps(of_lanes[1] + WIDTH * k, high[k]);
+    }
+    return fold(of_lanes[0], of_lanes[1], sums, squares);
+}
+#endif
 
 FOR_EVERY_CPU static Piece sum_float32(const void *source, Py_ssize_t blocks) { return sum_blocks(source, blocks, FLOAT32); }
 FOR_EVERY_CPU static Piece sum_bfloat16(const void *source, Py_ssize_t blocks) { return sum_blocks(source, blocks, BFLOAT16); }
-FOR_EVERY_CPU static Piece sum_float16(const void *source, Py_ssize_t blocks) { return sum_blocks(source, blocks, FLOAT16); }
+FOR_EVERY_CPU static Piece sum_any_float16(const void *source, Py_ssize_t blocks) { return sum_blocks(source, blocks, FLOAT16); }
+
+static Piece sum_float16(const void *source, Py_ssize_t blocks) {
+#ifdef HAS_CONVERSION
+    if (has_conversion()) return convert_and_sum(source, blocks);
+#endif
+    return sum_any_float16(source, blocks);
+}
 
 /* Measures any number of float64. A NaN is in the sums, but in neither low nor high, because it compares as false. */
 FOR_EVERY_CPU static Piece sum_float64(const double *source, Py_ssize_t count) {
