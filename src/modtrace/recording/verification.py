@@ -19,7 +19,7 @@ class Verification:
 
     model: str  # the class of the model, or the user's name for it
     checks: tuple[Check, ...]
-    #: By rule, the number of parents whose change need not change the child.
+    #: By rule, such as "overwritten", how many of the tensors that ops read need not affect their results.
     exempt: Mapping[str, int] = field(default_factory=dict)
     unchecked: tuple[tuple[str, str], ...] = ()  # what could not be checked, each with the reason
     is_deterministic: bool = True  # whether two unrecorded runs agreed; else see `unchecked`

@@ -63,7 +63,10 @@ class GlobalHooks:
             replace(hooks, "_has_any_global_hook", self._are_there_others, self._patches)
 
     def remove(self) -> None:
-        """Removes both hooks. If others have wrapped our function since, it stays, and answers as torch's does."""
+        """Removes the hooks before and behind calls, and puts torch's function back that looks for global hooks.
+
+        If somebody else has wrapped ours since, ours stays in there, and returns what torch's does.
+        """
         hooks: Any = torch.nn.modules.module
         for handle in self._handles:
             handle.remove()

@@ -297,7 +297,10 @@ def _divide(group: Sequence[_Occurrence]) -> list[list[_Occurrence]]:
 def _find_inside(
     modules: Mapping[int, Module], called: set[int], compiled: set[int], measured: set[int]
 ) -> Iterator[Inside]:
-    """Yields for each compiled module, and each inside one, the outermost modules without calls in it."""
+    """Yields for each module that has calls, and that is compiled or inside of a compiled one, what ran unseen in it.
+
+    These are the outermost of the modules registered below it of which no call was recorded.
+    """
     holds_called = _above(called, modules)
     holds_measured = _above(measured, modules)
     inside: dict[tuple[int, bool], list[str]] = defaultdict(list)

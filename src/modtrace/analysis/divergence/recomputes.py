@@ -89,7 +89,10 @@ class MergedPairs:
 
 
 def merge_pairs(parts: Sequence[ComparedPairs]) -> MergedPairs:
-    """Returns the pairs of all parts in one order: a recompute precedes what its recording used next."""
+    """Returns the pairs of all parts, of the usual ones and of recomputed tensors, in one order.
+
+    A recomputed tensor stands before the tensor that an op of the same recording read or made next.
+    """
     pairs, *recomputes = parts
     positions = [np.arange(len(pairs.errors)), *(_find_next(pairs, part) for part in recomputes)]
     number = np.repeat(np.arange(len(parts)), [len(of_part) for of_part in positions])

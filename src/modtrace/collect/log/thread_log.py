@@ -269,10 +269,10 @@ class Backward:
         self.owners: Any = None  # the owners of its graph's nodes, if needed while it runs
         self.first_id = -1  # call_id of its first call, assigned at its end
         self.first_seq = sequence_nr()
-        #: Nodes that the waiting thread made before have smaller numbers.
+        #: The thread that called the outermost backward has made the nodes with smaller numbers before it.
         self.home_seq: int = self.first_seq if self.outer is None else self.outer.home_seq
         self.inside = current_node()  # the node that runs this backward: a reentrant checkpoint
-        #: The first number of nodes that this node, or what ran in it, may have made.
+        #: The first number of the nodes that were made while the node `inside` ran, as in the forward it repeats.
         self.remade_from = self._remade_from()
         self.start_ns = time.perf_counter_ns()
         self.end_ns = -1

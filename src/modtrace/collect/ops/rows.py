@@ -212,8 +212,8 @@ class OpTables:
         names = [schema.name for schema in schemas]
         schema = events[:, SCHEMA]
         is_view = known.is_view[schema] & ~found.has_allocated()
-        # Equal for ops of one call or, outside of calls, of one phase of one step.
         outside = -1 - (step.astype(np.int64) * 8 + calls.phase + 1)
+        # Equal for ops of one call or, outside of calls, of one phase of one step.
         run_key = np.where(calls.call_id >= 0, calls.call_id, outside)
         return {
             "op_id": events[:, OP],

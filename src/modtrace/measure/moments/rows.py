@@ -97,7 +97,11 @@ class HostRows(_Blocks):
         self.blocks[block][place, FIRST_INDEX] = index
 
     def path(self) -> tuple[Any, ...]:
-        """Returns where C code finds a free row: these, their numbers, the addresses of blocks, and two sizes."""
+        """Returns what C code needs to take a free row by itself.
+
+        That is this object, the numbers of free rows, the addresses of blocks, the rows of a block, and the bytes of a
+        row.
+        """
         return self, self._free, self._addresses, self._block_rows, 8 * self.width
 
     def address(self, row: int) -> int:

@@ -54,7 +54,10 @@ class TableDictionaries:
         return [pa.RecordBatch.from_arrays(_fill(batch, fields), names=names) for batch in coded]
 
     def decode(self, coded: pa.RecordBatch) -> pa.RecordBatch:
-        """Returns the batch in the table's schema. Its dictionaries hold every string seen so far, in order of code."""
+        """Returns a batch of codes as one with dictionaries, in the table's schema.
+
+        Each dictionary holds all strings of its column that were encoded until now, in the order of their codes.
+        """
         arrays = _fill(coded, self._schema)
         for name, dictionary in self._columns.items():
             at = self._schema.get_field_index(name)
