@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-_TYPES = {"u8": "u1", "i32": "<i4", "f32": "<f4", "f64": "<f8"}
+_TYPES = {"u8": "u1", "i32": "<i4", "f32": "<f4", "f64": "<f8", "ns": "<i8"}
 
 
 def read_payload(page: str) -> dict[str, Any]:
@@ -33,4 +33,8 @@ def numbers_of(data: dict[str, Any], rows: int, numbers: bytes) -> npt.NDArray[A
     planes = np.frombuffer(numbers, np.uint8, rows * kind.itemsize, data["offset"]).reshape(
         kind.itemsize, rows
     )
-    return planes.T.copy().view(kind).reshape(-1)
+    found = planes.T.copy().view(kind).reshape(-1)
+    if data["type"] != "ns":
+        return found
+    times = np.cumsum(found) if data.get("rises") else found
+    return np.where(times == data.get("null"), np.nan, times / 1e9)

@@ -157,7 +157,7 @@ const NEEDED: Partial<Record<TableName, readonly string[]>> = {
 };
 
 /** The version of the payload that this page was written for. */
-const VERSION = 2;
+const VERSION = 3;
 
 /** Reads the text of the page's payload element: base64 of gzip of the length of the JSON, the JSON, and the numbers. */
 export async function decodePayload(text: string): Promise<Payload> {
@@ -258,8 +258,10 @@ function readColumn(
   const offset = asNumber(data.offset, -1);
   const count = offset < 0 ? 0 : Math.floor((numbers.length - offset) / size);
   if (!(count >= rows)) throw new Error(`it has ${Math.max(count, 0)} values for ${rows} rows.`);
-  const values = () => readNumbers(type, numbers.subarray(offset, offset + rows * size), rows);
   const unknown = asNumber(data.null, NaN);
+  const planes = numbers.subarray(offset, offset + rows * size);
+  const values = () =>
+    type === "ns" ? readTimes(planes, rows, unknown, data.rises === true) : readNumbers(type, planes, rows);
   if (data.dictionary === undefined) return new Column(spec, values, null, unknown);
   const texts = dictionaries[asText(data.dictionary)];
   if (!Array.isArray(texts)) throw new Error(`its dictionary ${asText(data.dictionary)} is not there.`);
@@ -267,7 +269,7 @@ function readColumn(
 }
 
 /** How many bytes a number of each type takes. */
-const SIZES: Record<string, number> = { f64: 8, f32: 4, i32: 4, u8: 1 };
+const SIZES: Record<string, number> = { f64: 8, f32: 4, i32: 4, u8: 1, ns: 8 };
 
 /** Puts the bytes of each number together: the lowest ones of all numbers come first, then the next ones. */
 function readNumbers(type: string, planes: Uint8Array, rows: number): Numbers {
@@ -281,6 +283,18 @@ function readNumbers(type: string, planes: Uint8Array, rows: number): Numbers {
   }
   if (type === "i32") return new Int32Array(joined.buffer);
   return type === "f32" ? new Float32Array(joined.buffer) : new Float64Array(joined.buffer);
+}
+
+/** Returns seconds of whole nanoseconds, of which each may be given as the difference to the one before. */
+function readTimes(planes: Uint8Array, rows: number, unknown: number, rises: boolean): Float64Array {
+  const words = new Int32Array(readNumbers("f64", planes, rows).buffer);
+  const seconds = new Float64Array(rows);
+  for (let row = 0, before = 0; row < rows; row++) {
+    const ns = words[2 * row + 1] * 2 ** 32 + (words[2 * row] >>> 0);
+    before = rises ? before + ns : ns;
+    seconds[row] = ns === unknown ? NaN : before / 1e9;
+  }
+  return seconds;
 }
 
 function fromBase64(text: string): Uint8Array<ArrayBuffer> {

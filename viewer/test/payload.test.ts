@@ -33,6 +33,17 @@ test("an unknown value of an integer column is no number, and an unknown text is
   expect(sites.text("role", 1)).toBe("");
 });
 
+test("times are read from whole nanoseconds, or from their differences", () => {
+  const json = makePayload({ spans: { label: ["a", "b", "c"], start: [0, 0, 0], duration: [0, 0, 0] } });
+  const { columns } = (json.tables as { spans: { columns: { data: object }[] } }).spans;
+  const add = (...ns: bigint[]) => addNumbers(new Float64Array(BigInt64Array.from(ns).buffer));
+  columns[1].data = { type: "ns", rises: true, offset: add(-250000000n, 250000001n, 30000000000000n) };
+  columns[2].data = { type: "ns", null: -(2 ** 53), offset: add(5n, -(2n ** 53n), 4294967296n) };
+  const { spans } = readSample(json).tables;
+  expect([0, 1, 2].map((row) => spans.number("start", row))).toEqual([-0.25, 1e-9, 30000.000000001]);
+  expect([0, 1, 2].map((row) => spans.number("duration", row))).toEqual([5e-9, NaN, 4.294967296]);
+});
+
 test("a column that cannot be read is left out and told of", () => {
   const json = makePayload({ modules: { label: ["GPT"], time: [1] } });
   const tables = json.tables as { modules: { columns: { data: object }[] } };
@@ -49,7 +60,7 @@ test("a column that cannot be read is left out and told of", () => {
 test.each([
   [{}],
   [null],
-  [{ version: 2, tables: { modules: null, nodes: 3 }, findings: [null], about: ["x"], lanes: [7] }],
+  [{ version: 3, tables: { modules: null, nodes: 3 }, findings: [null], about: ["x"], lanes: [7] }],
 ])("a payload with nothing in it, or nonsense, opens: %j", (json) => {
   const payload = readSample(json);
   expect(payload.title).toBe("modtrace report");
@@ -58,7 +69,7 @@ test.each([
 });
 
 test("another version is told of", () => {
-  expect(readSample({ version: 9 }).missing).toEqual(["The data has version 9; this page reads version 2."]);
+  expect(readSample({ version: 9 }).missing).toEqual(["The data has version 9; this page reads version 3."]);
 });
 
 test("a type that is not known is told of", () => {

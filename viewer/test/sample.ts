@@ -59,7 +59,7 @@ export function makePayload(
     ([name, columns]) => [name, makeTable(columns, specs, name)] as const,
   );
   return {
-    version: 2,
+    version: 3,
     title: "sample",
     dictionaries: Object.assign({}, ...parts.map(([, { dictionaries }]) => dictionaries)) as object,
     tables: Object.fromEntries(parts.map(([name, { table }]) => [name, table])),

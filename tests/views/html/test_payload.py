@@ -47,6 +47,31 @@ def test_numbers_have_the_smallest_type_that_holds_them(
     assert numbers_of(data, len(values), numbers).tolist() == values
 
 
+@pytest.mark.parametrize(
+    ("seconds", "dtype", "kind", "rises"),
+    [
+        ([-0.25, 1e-9, 1e-9, 3e4], np.float64, "ns", True),
+        ([2e-9, 1e-9], np.float32, "ns", False),
+        ([0.5, np.nan, 0.25], np.float64, "ns", False),
+        ([0.5e-9, 1], np.float64, "f64", False),
+        ([100, 200], np.float32, "f32", False),  # longer as nanoseconds
+        ([1e9, 2e9], np.float64, "f64", False),
+        ([np.inf, 1], np.float64, "f64", False),
+        ([np.nan, np.nan], np.float64, "f64", False),
+    ],
+)
+def test_times_are_whole_nanoseconds_where_that_is_exact(
+    seconds: list[float], dtype: Any, kind: str, rises: bool
+) -> None:
+    given = column(seconds, dtype)
+    given = ReportColumn(name="x", label="x", kind="seconds", values=given.values)
+    found, numbers = to_payload(report(given, rows=len(seconds)))
+    data = only(found)["data"]
+    assert (data["type"], data.get("rises", False)) == (kind, rises)
+    read = numbers_of(data, len(seconds), numbers).astype(dtype)
+    np.testing.assert_array_equal(read, given.values)
+
+
 def test_unknown_numbers_that_do_not_fit_are_not_numbers() -> None:
     found, numbers = to_payload(report(column([-1, 2**40])))
     data = only(found)["data"]
