@@ -1,9 +1,10 @@
 """A program that frees deep autograd graphs under tools of ours.
 
-Arguments: the size of the stack in bytes (0: the main thread's), the number of nodes, of module calls, the tools.
+Arguments: main or thread, the size of its stack in bytes, the number of nodes, of module calls, the tools.
 """
 
 import contextlib
+import resource
 import sys
 import threading
 from typing import Any
@@ -86,13 +87,15 @@ def run_oddly(tool: str, nodes: int, calls: int) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    stack, nodes, calls, *names = (int(each) if each.isdigit() else each for each in sys.argv[1:])
-    for name in names:
-        if stack:
+    where, *numbers = sys.argv[1:5]
+    stack, nodes, calls = map(int, numbers)
+    for name in sys.argv[5:]:
+        if where == "thread":
             threading.stack_size(stack)
             thread = threading.Thread(target=run_oddly, args=(name, nodes, calls))
             thread.start()
             thread.join()
         else:
+            resource.setrlimit(resource.RLIMIT_STACK, (stack, resource.getrlimit(resource.RLIMIT_STACK)[1]))
             run(name, nodes, calls)
         print(name, "freed", flush=True)
