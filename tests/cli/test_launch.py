@@ -57,8 +57,10 @@ SAMPLE = ("nproc",)
 def test_line_of_the_page_records_all_ranks(line: str, tmp_path: Path) -> None:
     if "accelerate" in line:
         pytest.importorskip("accelerate")
-    ended = run(line, tmp_path, "--to", "run.modtrace", "train.py", "3", "store", "2")
+    of_program = ("3", "store", "2", "--nproc", "9", "--to", "x")
+    ended = run(line, tmp_path, "--to", "run.modtrace", "train.py", *of_program)
     assert ended.returncode == 0, ended.stderr
+    assert not (tmp_path / "x").exists()
     assert ended.stdout.count("trained") == 2
     ranks = open_last_attempts(tmp_path / "run.modtrace")
     assert [(rank, data.table("steps").num_rows, data.meta.complete) for rank, data in ranks] == [
@@ -70,12 +72,21 @@ def test_line_of_the_page_records_all_ranks(line: str, tmp_path: Path) -> None:
     assert sum("modtrace ranks run.modtrace" in line for line in told) == 1
 
 
-def test_module_with_arguments_and_the_exit_code_are_passed_on(tmp_path: Path) -> None:
-    (tmp_path / "fails.py").write_text("import sys; print(sys.argv[1:]); sys.exit(3)")
-    ended = run(LINES["nproc"], tmp_path, "-q", "-m", "fails", "--nproc", "9", "--to", "x")
-    assert ended.returncode == 1  # the launcher's, whatever a rank's is
-    assert "['--nproc', '9', '--to', 'x']" in ended.stdout
-    assert not (tmp_path / "x").exists()
+def test_module_with_arguments_and_the_exit_code_are_passed_on(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A launcher that writes down its arguments stands for torch's, which the test above starts."""
+    launcher = tmp_path / "launcher"
+    launcher.write_text('#!/bin/sh\nprintf "%s " "$@" > "$0.arguments"\nexit 7\n')
+    launcher.chmod(0o755)
+    (tmp_path / "fails.py").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "executable", str(launcher))
+    command("record", "--nproc", "2", "-q", "-m", "fails", "--nproc", "9", "--to", "x", code=7)
+    assert launcher.with_suffix(".arguments").read_text() == (
+        "-m torch.distributed.run --standalone --nproc-per-node=2 "
+        "-m -- modtrace record --to fails.modtrace -q -m fails --nproc 9 --to x "
+    )
 
 
 @pytest.mark.parametrize(
