@@ -119,10 +119,10 @@ def seeded():
 
 
 @pytest.fixture(scope="session")
-def opened_cuda_driver(tmp_path_factory):
+def opened_cuda_driver():
     from helpers.cuda_on_cpu import FakeCuda
 
-    with FakeCuda(tmp_path_factory.mktemp("kernels")) as driver:
+    with FakeCuda() as driver:
         yield driver
 
 

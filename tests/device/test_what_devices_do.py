@@ -90,9 +90,9 @@ def test_kernels_of_our_own_take_one_launch_for_each_tensor(devices, fake):
 
 
 @pytest.fixture
-def fake(devices, monkeypatch, tmp_path_factory):
+def fake(devices, monkeypatch):
     """Kernels of our own, under a driver whose devices are the simulated ones."""
-    with FakeCuda(tmp_path_factory.mktemp("kernels")) as fake:
+    with FakeCuda() as fake:
         fake.surround(devices.library.sim_begin_work, devices.library.sim_end_work)
         kernels = {
             torch.device("sim", index): CudaKernels(torch.device("sim", index), compiles=fake.compile)

@@ -2,6 +2,7 @@
 
 import ctypes
 import hashlib
+import os
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -21,6 +22,9 @@ _SOURCES = Path(cuda_kernels.__file__).parent
 _FLAGS = ("-O2", "-std=c++17", "-ffp-contract=off", "-w", "-shared", "-fPIC")
 _COMPILER = shutil.which("g++") or shutil.which("clang++")
 
+#: Holds what was compiled, under the hash of what it was compiled from: it takes seconds, in each process of tests.
+_BUILT = _HERE.parents[1] / "build" / "cuda_on_cpu"
+
 KERNELS = (MOMENTS, TIER2, FINGERPRINT, SAMPLES)
 
 needs_compiler = pytest.mark.skipif(
@@ -31,9 +35,8 @@ needs_compiler = pytest.mark.skipif(
 class FakeCuda:
     """The driver in `fake_cuda.cpp`."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self.path = self._compile("fake_cuda.cpp", ())
+    def __init__(self) -> None:
+        self.path = self._compile("fake_cuda.cpp")
         self._library = ctypes.CDLL(str(self.path))
         self.reset()
 
@@ -41,15 +44,14 @@ class FakeCuda:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        """A device that there is has its own driver again."""
+        """A device that there is has its own driver again, and the next user of this one starts anew."""
+        self.surround()
         for kept in (cuda_kernels.find_kernels, cuda_kernels.why_no_kernels, rows.arriving_rows):
             kept.cache_clear()
 
     def compile(self, source: str, options: Sequence[str]) -> bytes:
         """Takes the place of `compile_program`."""
-        path = self._folder / f"{hashlib.sha256(source.encode()).hexdigest()[:16]}.cu"
-        path.write_text(source)
-        return str(self._compile("kernels_on_cpu.cpp", (f'-DSOURCE="{path}"', *options))).encode() + b"\0"
+        return str(self._compile("kernels_on_cpu.cpp", source, *options)).encode() + b"\0"
 
     def kernels(self, device: int = 0, kernel: Kernel = MOMENTS) -> CudaKernels:
         return CudaKernels(torch.device("cpu", device), kernel, self.compile)
@@ -96,12 +98,18 @@ class FakeCuda:
     def refused(self) -> int:
         return ctypes.c_uint64.in_dll(self._library, "fake_refused").value
 
-    def _compile(self, source: str, options: tuple[str, ...]) -> Path:
-        name = hashlib.sha256("".join((source, *options)).encode()).hexdigest()[:16]
-        path = self._folder / f"{name}.so"
+    def _compile(self, program: str, kernels: str = "", *options: str) -> Path:
+        read = [_HERE / program, _HERE / "cuda_on_cpu.h", *sorted(_SOURCES.glob("*.cuh"))]
+        parts = [*(file.read_text() for file in read), kernels, str(_COMPILER), *_FLAGS, *options]
+        path = _BUILT / f"{hashlib.sha256(repr(parts).encode()).hexdigest()[:16]}.so"
         if not path.exists():
-            arguments = (*_FLAGS, *options, "-I", str(_SOURCES), str(_HERE / source), "-o", str(path))
-            subprocess.run([_COMPILER, *arguments], check=True)
+            _BUILT.mkdir(parents=True, exist_ok=True)
+            own = path.with_suffix(f".{os.getpid()}.so")  # another process may compile the same
+            source = own.with_suffix(".cu")
+            source.write_text(kernels)
+            arguments = (*_FLAGS, f'-DSOURCE="{source}"', *options, "-I", str(_SOURCES), str(_HERE / program))
+            subprocess.run([_COMPILER, *arguments, "-o", str(own)], check=True)
+            own.rename(path)
         return path
 
 
