@@ -10,7 +10,7 @@ from torch import nn
 from .paired_models import GPT, TIME, TOKENS
 from .pairs import OTHER_OPS, Pair, Run, Truth, seeded
 
-STEPS = 3
+STEPS = 2
 
 
 class Setting(NamedTuple):
