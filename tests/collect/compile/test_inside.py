@@ -314,24 +314,24 @@ def test_what_was_compiled_before_is_compiled_once_more_and_once_after(eager_row
 
 
 def test_another_model_of_a_class_compiled_before_is_measured(eager_rows):
-    compile_whole(blocks(), "aot_eager")(torch.randn(4, WIDTH))
+    compile_whole(blocks(), "eager")(torch.randn(4, WIDTH))
     model = blocks()
-    assert rows_of(train(model, compile_whole(model, "aot_eager"), compiled="inside"), *ROLES) == eager_rows
+    assert rows_of(train(model, compile_whole(model, "eager"), compiled="inside"), *ROLES) == eager_rows
 
 
 def test_another_compiled_model_is_not_compiled_again():
-    counter = CompileCounterWithBackend("aot_eager")
+    counter = CompileCounterWithBackend("eager")
     other = torch.compile(MLP(), backend=counter)
     other(torch.randn(4, WIDTH))
     model = blocks()
-    train(model, compile_whole(model, "aot_eager"), compiled="inside")
+    train(model, compile_whole(model, "eager"), compiled="inside")
     other(torch.randn(4, WIDTH))
     assert counter.frame_count == 1
 
 
 def test_a_model_that_is_not_given_is_tapped_when_it_is_first_called():
     model = blocks()
-    called = compile_whole(model, "aot_eager")
+    called = compile_whole(model, "eager")
     with modtrace.record(strict=True, compiled="inside") as rec:
         called(torch.randn(4, WIDTH)).sum().backward()
     paths = {path for _, path, *_ in rows_of(rec, "grad_output")}
@@ -371,14 +371,14 @@ def test_recompute_that_differs_inside_of_a_compiled_block_is_named():
 
     net.forward = forward
     for block in net.blocks:
-        block.compile(backend="aot_eager", fullgraph=True)
+        block.compile(backend="eager", fullgraph=True)
     check = train(net, net, steps=1, compiled="inside").recompute_check()
     assert [(each.path, each.slot) for each in check.differences] == [("blocks.0.act", "")]
 
 
 def test_whole_tensors_inside_are_those_of_an_eager_run():
     recs = []
-    for compiled in (None, "aot_eager"):
+    for compiled in (None, "eager"):
         model = blocks()
         called = model if compiled is None else compile_whole(model, compiled)
         options = {} if compiled is None else {"compiled": "inside"}
@@ -390,7 +390,7 @@ def test_whole_tensors_inside_are_those_of_an_eager_run():
 def test_a_capture_selects_modules_inside_by_path_and_steps():
     model = blocks()
     capture = Capture(include="blocks.*.up", roles="output", steps="1:")
-    rec = train(model, compile_whole(model, "aot_eager"), steps=3, values=capture, compiled="inside")
+    rec = train(model, compile_whole(model, "eager"), steps=3, values=capture, compiled="inside")
     assert {site[:2] for site in rows_of(rec, *ROLES)} == {
         (step, f"blocks.{number}.up") for step in (1, 2) for number in (0, 1)
     }
@@ -399,7 +399,7 @@ def test_a_capture_selects_modules_inside_by_path_and_steps():
 def test_tensor_that_a_module_returns_after_its_part_is_measured_once():
     """The rows of one measurement have one order."""
     model = blocks()
-    rec = train(model, compile_whole(model, "aot_eager"), steps=1, compiled="inside")
+    rec = train(model, compile_whole(model, "eager"), steps=1, compiled="inside")
     paths = {row["module_id"]: row["path"] for row in rec.table("modules").to_pylist()}
     sites = {
         row["site_id"]: (row["role"], paths.get(row["module_id"])) for row in rec.table("sites").to_pylist()
@@ -424,7 +424,7 @@ def test_tensor_that_was_written_to_since_or_whose_part_is_not_wanted_is_measure
     for compiled in (False, True):
         torch.manual_seed(0)
         model = nn.Sequential(AddsInPlace(), MLP(), nn.Linear(WIDTH, WIDTH))
-        called = compile_whole(model, "aot_eager") if compiled else model
+        called = compile_whole(model, "eager") if compiled else model
         options = {"compiled": "inside"} if compiled else {}
         rows.append(rows_of(train(model, called, include=include, **options), *ROLES))
     assert rows[0] == rows[1] and len(rows[0]) >= 4
@@ -434,7 +434,7 @@ def test_two_recordings_at_once_each_measure_what_they_want(eager_rows):
     model = blocks()
     part = modtrace.record(model, compiled="inside", include="blocks.*.down")
     with part:
-        rec = train(model, compile_whole(model, "aot_eager"), compiled="inside")
+        rec = train(model, compile_whole(model, "eager"), compiled="inside")
     assert rows_of(rec, *ROLES) == eager_rows
     downs = {site: row for site, row in eager_rows.items() if site[1].endswith("down")}
     assert rows_of(part, *ROLES) == downs
@@ -442,7 +442,7 @@ def test_two_recordings_at_once_each_measure_what_they_want(eager_rows):
 
 def test_tree_shows_modules_inside_with_their_values():
     model = blocks()
-    tree = train(model, compile_whole(model, "aot_eager"), compiled="inside").module_tree()
+    tree = train(model, compile_whole(model, "eager"), compiled="inside").module_tree()
     inside = {node.path: node for _, node in iterate_nodes(tree.roots)}["blocks.1.up"]
     assert inside.values.output.count == inside.values.gradient.count == 4 * WIDTH
     assert not inside.called
@@ -450,13 +450,13 @@ def test_tree_shows_modules_inside_with_their_values():
 
 def test_copy_of_a_tapped_model_is_not_tapped_and_can_be_saved():
     model = blocks()
-    called = compile_whole(model, "aot_eager")
+    called = compile_whole(model, "eager")
     file = io.BytesIO()
     with modtrace.record(model, strict=True, compiled="inside") as rec:
         copied = copy.deepcopy(model)
         torch.save(model, file)
         called(torch.ones(4, WIDTH))
-        torch.compile(copied, backend="aot_eager", fullgraph=True)(torch.ones(4, WIDTH))
+        torch.compile(copied, backend="eager", fullgraph=True)(torch.ones(4, WIDTH))
     file.seek(0)
     loaded = torch.load(file, weights_only=False)
     expected = model(torch.ones(4, WIDTH))
@@ -590,7 +590,7 @@ def test_dynamo_uses_regions_again_after_the_recording():
 
 def test_compiled_function_around_a_model_is_said_not_to_be_measured():
     model = blocks()
-    called = torch.compile(lambda x: model(x), backend="aot_eager")
+    called = torch.compile(lambda x: model(x), backend="eager")
     with pytest.warns(modtrace.ModtraceWarning, match="nothing is measured inside of a compiled function"):
         rec = train(model, called, compiled="inside")
     assert "compile the model, not the function" in rec.meta.marks[0]
