@@ -8,7 +8,7 @@ from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import modtrace
-from collect.compile.test_compiled import RUNS, Training, outcome, start_over
+from collect.compile.test_compiled import RUNS, Training, outcome, plain_outcome, start_over
 from collect.ops.test_ops_tensors import op_rows
 from helpers.twins import state
 
@@ -111,11 +111,10 @@ RUNS_WITH_OPS = [
     if run.__name__
     in (
         "graph_breaks",
-        "single_layers",
         "compiled_autograd",
         "export",
         "proxy_tracing",
-        "fake_tensors",
+        "training_with_fake_tensors",
         "jit_tracing",
     )
 ]
@@ -123,8 +122,7 @@ RUNS_WITH_OPS = [
 
 @pytest.mark.parametrize("run", RUNS_WITH_OPS, ids=lambda run: run.__name__)
 def test_recording_ops_changes_nothing_of(run):
-    start_over()
-    plain = outcome(run())
+    plain = plain_outcome(run)
     start_over()
     with modtrace.record(strict=True, ops=True, values=None) as rec:
         recorded = outcome(run())
