@@ -23,6 +23,18 @@ except ImportError:
 QUICK = [None, "aot_eager"]
 BACKENDS = [None, "eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.compile)]
 
+
+def on_each(names, compiled_always):
+    """Pairs of a name and a backend. Those that are compiled for few new lines of ours run with the slow ones."""
+    return [
+        pytest.param(
+            name, backend, marks=[pytest.mark.compile] if backend and name not in compiled_always else []
+        )
+        for name in names
+        for backend in QUICK
+    ]
+
+
 pytestmark = pytest.mark.usefixtures("fresh_dynamo", "seeded")
 
 
@@ -367,12 +379,14 @@ def test_graphs_without_backward_are_freed_at_once():
         gc.enable()
 
 
-@pytest.mark.parametrize("backend", [*QUICK, BACKENDS[-1]])
-@pytest.mark.parametrize("kind", ["pre_fw", "post_fw", "pre_bw", "post_bw"])
+@pytest.mark.parametrize(
+    ("kind", "backend"),
+    [
+        *on_each(["pre_fw", "post_fw", "pre_bw", "post_bw"], ("post_fw", "pre_bw")),
+        *(pytest.param(kind, "inductor", marks=pytest.mark.compile) for kind in ("pre_fw", "pre_bw")),
+    ],
+)
 def test_what_a_hook_raises_reaches_the_user(kind, backend):
-    if backend == "inductor" and kind in ("post_fw", "post_bw"):
-        pytest.skip("two suffice")
-
     def fail(*_):
         raise LookupError("mine")
 
@@ -655,8 +669,10 @@ HARD = {
 }
 
 
-@pytest.mark.parametrize("backend", QUICK)
-@pytest.mark.parametrize("name", HARD)
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    on_each(HARD, ("in-place", "same input thrice", "a list that is changed", "integers")),
+)
 def test_hard_cases(name, backend):
     make, make_input, expected = HARD[name]
     model, x = make(), make_input()

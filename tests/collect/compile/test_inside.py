@@ -560,7 +560,15 @@ class Regions(nn.Sequential):
 
 
 @pytest.mark.filterwarnings("ignore:in compiled code, nothing is measured in functions")
-@pytest.mark.parametrize("case", REGIONS)
+@pytest.mark.parametrize(
+    "case",
+    [
+        case
+        if case in ("forward", "forward without modules")
+        else pytest.param(case, marks=pytest.mark.compile)
+        for case in REGIONS
+    ],
+)
 def test_nested_regions_compute_the_same_and_what_is_inside_is_not_measured(case):
     kind, parts = REGIONS[case]
     make = make_of(lambda: Chain(nn.Linear(WIDTH, WIDTH), kind()))

@@ -145,8 +145,16 @@ LOOPS = (
 )
 
 
+#: The others run with the tests that compile for long.
+QUICK = (evaluation_between_micro_batches, backward_of_the_batch_before, part_called_by_itself)
+
+
 @pytest.mark.parametrize("how", ["whole", pytest.param("blocks", marks=pytest.mark.compile)])
-@pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.__name__)
+@pytest.mark.parametrize(
+    "loop",
+    [loop if loop in QUICK else pytest.param(loop, marks=pytest.mark.compile) for loop in LOOPS],
+    ids=lambda loop: loop.__name__,
+)
 def test_rows_have_the_numbers_of_an_eager_run(loop, how):
     eager = rows_in(Net(), loop, None)
     assert rows_in(Net(), loop, how) == eager
@@ -188,8 +196,15 @@ def test_gradients_are_those_that_the_step_of_their_forward_wants():
     assert any(site[3] == "grad_output" for site in eager)
 
 
-@pytest.mark.parametrize("is_compiled_before", [False, True])
-@pytest.mark.parametrize("compiled", ["boundary", "inside"])
+@pytest.mark.parametrize(
+    ("compiled", "is_compiled_before"),
+    [
+        ("boundary", True),
+        pytest.param("boundary", False, marks=pytest.mark.compile),
+        ("inside", False),
+        pytest.param("inside", True, marks=pytest.mark.compile),
+    ],
+)
 def test_many_recordings_of_a_model_compile_it_once_with_and_once_without_them(compiled, is_compiled_before):
     net, counter = Net(), CompileCounterWithBackend("aot_eager")
     called = torch.compile(net, backend=counter, fullgraph=True)
