@@ -37,7 +37,7 @@ def only_new_objects_are_collected():
     """Collections look at what a file's tests have made alone: at all of torch and transformers they take a second."""
     global _files_run
     _files_run += 1
-    if _files_run % 30 == 0:  # what earlier files have left in circles
+    if _files_run % 60 == 0:  # what earlier files have left in circles; it takes a second
         gc.unfreeze()
         gc.collect()
     gc.freeze()

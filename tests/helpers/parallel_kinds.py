@@ -513,13 +513,16 @@ class Recorded(NamedTuple):
 
 
 def record_runs(folder: Path, runs: Sequence[Run], world: int) -> dict[str, Recorded]:
-    """Trains each run with and without a recording in as many processes, one after the other."""
+    """Trains each run with and without a recording in as many processes, one after the other.
+
+    One in a single process trains with it alone: `tests/collect` has what that must not change.
+    """
     paths = {run.name: folder / f"{run.name.replace(' ', '-')}.modtrace" for run in runs}
     several = [(str(paths[run.name]), run) for run in runs if run.kind != "single"]
     run_ranks(_train_all, (world, str(folder), several), world)
     for run in runs:
         if run.kind == "single":
-            _train_twice(run, str(paths[run.name]), 0, 1)
+            train(run, str(paths[run.name]))
     return {
         name: Recorded(
             str(path), all(file.read_text() == "True" for file in folder.glob(f"{path.name}.bits-*"))
