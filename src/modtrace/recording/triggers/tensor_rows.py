@@ -32,7 +32,10 @@ class TensorRows:
     def __init__(self) -> None:
         self.size_bytes = 0
         self._chunks: list[_Chunk] = []  # oldest first
+        self._rows = 0
         self._last_use: dict[int, int] = {}  # for tensors of earlier steps, the last step that refers to them
+        self._used: dict[int, list[int]] = {}  # by held step, the tensors of earlier steps to which it refers
+        self._changes = 0  # what may have made a row of `_chunks` unwanted since they were last pruned
 
     @property
     def columns(self) -> list[Columns]:
@@ -44,8 +47,8 @@ class TensorRows:
         used = [columns["tensor_id"] for table, columns in batches if table == "uses"]
         own = [columns["tensor_id"] for table, columns in batches if table == "tensors"]
         if used:
-            earlier = np.setdiff1d(_joined(used), _joined(own))
-            self._last_use.update(dict.fromkeys(earlier.tolist(), step))
+            self._used[step] = np.setdiff1d(_joined(used), _joined(own)).tolist()
+            self._last_use.update(dict.fromkeys(self._used[step], step))
 
     def drop(self, step: int, batches: Iterable[Batch], *, is_replaced: bool = True) -> None:
         """Drops the oldest step, except for rows to which a later step may refer.
@@ -56,40 +59,60 @@ class TensorRows:
             is_replaced: whether all rows of the step that replaces it were received. If not, that step may refer to any
                 row.
         """
-        self._chunks += [_chunk(columns) for table, columns in batches if table == "tensors"]
-        self._last_use = {tensor: last for tensor, last in self._last_use.items() if last > step}
-        if is_replaced and self._chunks:
-            self._prune()
-        else:
-            self.size_bytes = sum(chunk.size_bytes for chunk in self._chunks)
+        for tensor in self._used.pop(step, ()):
+            if self._last_use[tensor] == step:
+                del self._last_use[tensor]
+                self._changes += 1
+        dropped = [_chunk(columns) for table, columns in batches if table == "tensors"]
+        self._add(
+            self._wanted(dropped)
+            if is_replaced
+            else _only(dropped, [np.ones(chunk.rows, bool) for chunk in dropped])
+        )
+        self._changes += sum(chunk.sites if is_replaced else chunk.rows for chunk in dropped)
+        if is_replaced and 2 * self._changes >= self._rows:
+            self._replace(self._wanted(self._chunks))
 
     def take(self) -> list[Columns]:
         """Returns the rows to which held steps refer, and drops them, because they are about to be written.
 
         Rows of tensors that these steps saw first are written with the steps themselves.
         """
-        are_used = [np.isin(chunk.tensor_id, self._used()) for chunk in self._chunks]
-        written = [chunk.only(used) for chunk, used in zip(self._chunks, are_used, strict=True)]
-        self._keep([~used for used in are_used])
-        self._last_use = {}
-        return [chunk.columns for chunk in written if len(chunk.tensor_id)]
+        are_used = [self._are_used(chunk) for chunk in self._chunks]
+        written = _only(self._chunks, are_used)
+        self._replace(_only(self._chunks, [~used for used in are_used]))
+        self._last_use, self._used = {}, {}
+        return [chunk.columns for chunk in written]
 
-    def _prune(self) -> None:
-        site = np.concatenate([chunk.site_id for chunk in self._chunks])
+    def _replace(self, chunks: "list[_Chunk]") -> None:
+        self._chunks, self._rows, self._changes, self.size_bytes = [], 0, 0, 0
+        self._add(chunks)
+
+    def _add(self, chunks: "list[_Chunk]") -> None:
+        self._chunks += chunks
+        self._rows += sum(chunk.rows for chunk in chunks)
+        self.size_bytes += sum(chunk.size_bytes for chunk in chunks)
+
+    def _wanted(self, chunks: "list[_Chunk]") -> "list[_Chunk]":
+        """Returns the rows of the newest chunks to which a held step refers, or a later one may refer."""
+        if not chunks:
+            return chunks
+        site = np.concatenate([chunk.site_id for chunk in chunks])
         last = last_of_each(site)
-        is_wanted = np.isin(np.concatenate([chunk.tensor_id for chunk in self._chunks]), self._used())
+        is_wanted = np.concatenate([self._are_used(chunk) for chunk in chunks])
         is_wanted[last[site[last] != _NO_SITE]] = True
-        ends = np.cumsum([len(chunk.site_id) for chunk in self._chunks])[:-1]
-        self._keep(np.split(is_wanted, ends))
+        ends = np.cumsum([len(chunk.site_id) for chunk in chunks])[:-1]
+        return _only(chunks, np.split(is_wanted, ends))
 
-    def _used(self) -> _Ids:
-        return np.fromiter(self._last_use, np.int64, len(self._last_use))
+    def _are_used(self, chunk: "_Chunk") -> npt.NDArray[np.bool_]:
+        """Returns for each row whether a held step refers to it."""
+        used = map(self._last_use.__contains__, chunk.tensor_id.tolist())
+        return np.fromiter(used, bool, chunk.rows)
 
-    def _keep(self, are_wanted: Iterable[npt.NDArray[np.bool_]]) -> None:
-        """Keeps the wanted rows of each chunk, and drops the others."""
-        parts = [chunk.only(wanted) for chunk, wanted in zip(self._chunks, are_wanted, strict=True)]
-        self._chunks = [chunk for chunk in parts if len(chunk.tensor_id)]
-        self.size_bytes = sum(chunk.size_bytes for chunk in self._chunks)
+
+def _only(chunks: "Sequence[_Chunk]", are_wanted: "Sequence[npt.NDArray[np.bool_]]") -> "list[_Chunk]":
+    """Returns the wanted rows of each chunk, without chunks that have none."""
+    return [chunk.only(wanted) for chunk, wanted in zip(chunks, are_wanted, strict=True) if wanted.any()]
 
 
 class _Chunk(NamedTuple):
@@ -100,12 +123,19 @@ class _Chunk(NamedTuple):
     site_id: _Ids
     size_bytes: int
 
+    @property
+    def rows(self) -> int:
+        return len(self.tensor_id)
+
+    @property
+    def sites(self) -> int:
+        return int(np.count_nonzero(self.site_id != _NO_SITE))
+
     def only(self, wanted: npt.NDArray[np.bool_]) -> "_Chunk":
-        """Returns a selection of the rows, which is copied unless it contains all."""
-        if wanted.all():
-            return self
+        """Returns a copy of the wanted rows, which may be a part of a larger batch."""
         rows = from_numpy(np.flatnonzero(wanted), pa.int64())
-        return _chunk({name: column.take(rows) for name, column in self.columns.items()})
+        batch = pa.RecordBatch.from_arrays(list(self.columns.values()), names=list(self.columns))
+        return _chunk(dict(zip(self.columns, batch.take(rows).columns, strict=True)))
 
 
 def _chunk(columns: Columns) -> _Chunk:
