@@ -9,6 +9,8 @@ from helpers.typed_rows import calls_of, rows, step_row, write_step
 from modtrace.recording.in_memory.recording import MemoryRecording
 from modtrace.store.flight_recorder.sink import FlightRecorder
 
+pytestmark = pytest.mark.usefixtures("joined_steps")
+
 
 def test_interrupt_while_a_step_is_written_leaves_its_other_tables_for_the_next_time() -> None:
     data = Interrupting(step=1)

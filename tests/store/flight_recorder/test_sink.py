@@ -17,6 +17,7 @@ from modtrace.recording.triggers.trigger_kinds import Above, NonFinite
 from modtrace.store.flight_recorder.sink import FlightRecorder, in_front_of
 
 MANY = 2**30
+pytestmark = pytest.mark.usefixtures("joined_steps")
 
 
 def steps_of(data: MemoryRecording) -> list[int]:

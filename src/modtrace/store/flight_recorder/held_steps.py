@@ -2,9 +2,16 @@
 
 from collections import deque
 from collections.abc import Iterator, Mapping
+from itertools import islice
 
 from ...recording.triggers.tensor_rows import Batch, Columns, TensorRows
 from .held_tensors import HeldTensor
+from .joined_steps import JoinedSteps
+
+#: The number of steps whose rows are joined.
+_JOINED_STEPS = 64
+#: Steps that take more together are not joined, because the objects of their columns take little beside their rows.
+_JOINED_BYTES = 64 * 2**20
 
 
 class HeldSteps:
@@ -21,6 +28,7 @@ class HeldSteps:
         self._keep = keep
         self._max_bytes = max_bytes
         self._ended: deque[HeldStep] = deque()
+        self._apart = 0  # the number of the last ended steps whose rows are not joined
         self._open = HeldStep()
         self._tensor_rows = TensorRows()
         self.size_bytes = 0
@@ -45,6 +53,7 @@ class HeldSteps:
         ended.number = number
         self._tensor_rows.see(number, ended.batches)
         self._ended.append(ended)
+        self._apart += 1
         self.seen += 1
         self.cut = max(self.cut - 1, 0)
         while len(self._ended) > self._keep:
@@ -52,6 +61,9 @@ class HeldSteps:
         while self.size_bytes + self._tensor_rows.size_bytes > self._max_bytes and len(self._ended) > 1:
             self._drop_oldest()
             self.cut = self._keep - len(self._ended)
+        if self._apart == _JOINED_STEPS:
+            self._apart = 0
+            self._join(list(islice(reversed(self._ended), _JOINED_STEPS))[::-1])
 
     def make_room(self, count: int) -> None:
         """Drops the oldest steps until there is room for `count` further ones."""
@@ -64,7 +76,7 @@ class HeldSteps:
         Each step is dropped when the next one is requested. Remove the batches from it that you have written.
         """
         carried = self._tensor_rows.take()
-        self.seen = self.cut = 0
+        self.seen = self.cut = self._apart = 0
         if self._open.batches:
             self._ended.append(self._open)
             self._open = HeldStep()
@@ -80,12 +92,22 @@ class HeldSteps:
     def clear(self) -> None:
         """Drops all steps."""
         self._ended.clear()
+        self._apart = 0
         self._open = HeldStep()
         self._tensor_rows = TensorRows()
         self.size_bytes = 0
 
+    def _join(self, steps: list["HeldStep"]) -> None:
+        """Puts the rows of steps together."""
+        size_bytes = sum(step.size_bytes for step in steps)
+        if size_bytes <= _JOINED_BYTES:
+            joined = JoinedSteps([step.batches for step in steps])
+            for place, step in enumerate(steps):
+                step.join(joined, place)
+
     def _drop_oldest(self, *, is_replaced: bool = True) -> None:
         dropped = self._ended.popleft()
+        self._apart = min(self._apart, len(self._ended))
         self.size_bytes -= dropped.size_bytes
         self._tensor_rows.drop(dropped.number, dropped.batches, is_replaced=is_replaced)
 
@@ -93,10 +115,25 @@ class HeldSteps:
 class HeldStep:
     """The batches of one step."""
 
-    __slots__ = ("batches", "number", "size_bytes", "tensors")
+    __slots__ = ("_batches", "_joined", "number", "size_bytes", "tensors")
 
     def __init__(self) -> None:
         self.number = -1  # unknown while its rows arrive
-        self.batches: list[Batch] = []
+        self._batches: list[Batch] = []
+        self._joined: tuple[JoinedSteps, int] | None = None  # with the place of the step there
         self.tensors: dict[str, HeldTensor] = {}
         self.size_bytes = 0
+
+    @property
+    def batches(self) -> list[Batch]:
+        """The batches, from which those are removed that were written."""
+        if self._joined is not None:
+            joined, place = self._joined
+            self._batches = joined.batches_of(place)
+            self._joined = None
+        return self._batches
+
+    def join(self, joined: JoinedSteps, place: int) -> None:
+        """Drops the batches, because `joined` holds their rows."""
+        self._joined = joined, place
+        self._batches = []
