@@ -1,4 +1,4 @@
-"""Every command and every answer that a recording is asked for, without torch."""
+"""Every command and every answer that a recording is asked for; only `graft` imports torch."""
 
 import io
 import re
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import modtrace
 from modtrace.api.recording import Recording, open_recording
 from modtrace.cli.main import main
 from modtrace.recording.role import ROLES
@@ -153,6 +154,9 @@ COMMANDS: dict[str, Ask] = {
         ("export", "RUN", "--format", "parquet", "-o", _TO),
         ("export", "RUN", "--format", "model-explorer", "-o", _TO + ".json"),
         ("export", "RUN", "--format", "trace", "-o", _TO),
+        ("export", "RUN", "--format", "tensorboard", "-o", _TO),
+        ("export", "RUN", "--format", "dot", "-o", _TO + ".dot"),
+        ("export", "RUN", "--format", "dot", "-o", _TO + ".dot", "--step", "1", "--phase", "backward"),
     ]
 }
 
@@ -165,4 +169,17 @@ def _query(path: Path) -> int:
     return run_command("query", dataset, "slowest-modules")
 
 
-QUESTIONS = {**ANSWERS, **COMMANDS, "query": _query}
+def _graft(path: Path) -> None:
+    """Runs a step of the recorded model, whose modules return what they returned in the recording."""
+    import torch
+
+    from helpers.fuzz_recordings import Net
+
+    torch.set_num_threads(1)  # a fork has no other threads
+    model = Net()
+    with torch.no_grad(), modtrace.graft(model, path, ["blocks.0", "dropout"], step=0):
+        for _ in range(2):
+            model(torch.zeros(2, 4))
+
+
+QUESTIONS = {**ANSWERS, **COMMANDS, "query": _query, "graft": _graft}
