@@ -111,6 +111,9 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
+#: The masked scores, which attention over three dimensions has as an output before torch 2.14, a kernel since then.
+MASKED_SCORES = 0 if torch.__version__ >= "2.14" else 1
+
 #: Outputs of ops of one step that are not finite.
 MEANT = {
     "mask by zeros and masked_fill": 2,
@@ -118,8 +121,8 @@ MEANT = {
     "mask by masked_fill of the scores": 1,
     "mask by written by index": 2,
     "mask of a module": 1,
-    "fused attention": 1,
-    "fused attention with padding": 3,
+    "fused attention": MASKED_SCORES,
+    "fused attention with padding": 2 + MASKED_SCORES,
     "nn.Transformer": 7,
     "checkpointed, reentrant": 4,
     "checkpointed, non-reentrant": 4,
