@@ -93,15 +93,9 @@ export class Scale {
 
   /**
    * Takes the range of the finite values. Magnitudes whose range is more than `widest` are drawn by their logarithm, and
-   * ratios by how far they are from 1: at least to twice and half, at most to ten times and a tenth. Those that are no
-   * farther from it than `noise` have the colour of 1.
+   * ratios by how far they are from 1: at least to twice and half, at most to ten times and a tenth.
    */
-  constructor(
-    values: readonly ArrayLike<number>[],
-    widest = 1000,
-    isRatio = false,
-    readonly noise = 0,
-  ) {
+  constructor(values: readonly ArrayLike<number>[], widest = 1000, isRatio = false) {
     const { low, least, high } = findRange(...values);
     if (isRatio) {
       this.kind = "ratio";
@@ -134,13 +128,8 @@ export class Scale {
     return Math.min(1, Math.max(0, place));
   }
 
-  /** Whether a ratio is no farther from 1 than noise. */
-  isNoise(value: number): boolean {
-    return Math.abs(Math.log(value)) <= Math.log1p(this.noise);
-  }
-
   color(value: number): string {
-    if (this.kind === "ratio") return ratioColor(this.isNoise(value) ? 0.5 : this.place(value));
+    if (this.kind === "ratio") return ratioColor(this.place(value));
     if (!Number.isFinite(value)) return NONFINITE;
     const ramp = this.kind === "diverging" ? RAMPS.diverging : RAMPS.sequential;
     return ramp[Math.round(this.place(value) * (ramp.length - 1))];

@@ -2,17 +2,22 @@
 
 import { formatNumber, formatValue } from "./format";
 import type { Model } from "./model";
-import { Column, type ColumnSpec } from "./payload";
+import { Column, type ColumnSpec, type Table } from "./payload";
 import { readTheme, type Theme } from "./theme";
 
 /** What the key of a ratio begins with; the name of its column follows. */
 const RATIO = "ratio:";
 /** Columns whose ratio says nothing: means may be near 0, and what is not finite is no more of it. */
-const WITHOUT_RATIO = new Set(["mean", "nonfinite", "infinite"]);
-/** The measure of how far the times of several steps lie apart. */
-const RANGE = "time range";
-/** The share of the modules whose times lie no farther apart than what counts as noise. */
-const STEADY = 0.75;
+const WITHOUT_RATIO = new Set(["mean", "nonfinite", "infinite", "steps"]);
+/** What the measure of how far the times of several steps lie apart ends with. */
+const RANGE = " range";
+/**
+ * Half the notch in a box plot, over the range of the quartiles and the root of the number of steps. 1.57 are usual
+ * (McGill, Tukey and Larsen, 1978), by which a sixth of the pairs of three equal steps would differ; so it takes more,
+ * and more steps: 1 to 6 % of the pairs of normal and lognormal times then do.
+ */
+const NOTCH = 2.5;
+const LEAST_STEPS = 4;
 /** The ratios that the table of modules shows at first. */
 const SHOWN = new Set(["time", "saved", "RMS"]);
 
@@ -55,7 +60,7 @@ export function nameOfRatio(key: string): string {
 export function specOfRatio(spec: ColumnSpec): ColumnSpec | null {
   if (
     !spec.measure ||
-    spec.measure === RANGE ||
+    spec.measure.endsWith(RANGE) ||
     WITHOUT_RATIO.has(spec.name) ||
     !/^(seconds|bytes|flops|number|count)$/.test(spec.kind)
   )
@@ -74,28 +79,50 @@ export function specOfRatio(spec: ColumnSpec): ColumnSpec | null {
   };
 }
 
+/** How far the ratio of a row may be from 1 by noise, in a phase or in all of the column. */
+export type Noise = (row: number, phase?: string) => number;
+
 /**
- * How far a ratio may be from 1 by noise: of times the range of the steps' quartiles, as a part of the medians of both
- * runs, or Infinity where single steps are shown; of all else 0.
+ * The noise of the ratios of modules: of times what both medians may be off, from the ranges of each row's own steps, or
+ * Infinity where there are too few; null for what has no noise.
  */
-export function noiseOfRatio(model: Model, key: string): number {
-  const { modules, nodes } = model.payload.tables;
-  const columnOf = (measure: string, phase: string) =>
-    modules.columns.find(({ spec }) => spec.measure === measure && spec.phase === phase);
+export function noiseOfRatio(model: Model, key: string): Noise | null {
+  const { modules, nodes, second_modules: others } = model.payload.tables;
   const name = nameOfRatio(key);
-  if (!isRatio(key) || (modules.column(name) ?? nodes.column(name))?.spec.kind !== "seconds") return 0;
-  const shares = modules.columns.flatMap((range) => {
-    const time = range.spec.measure === RANGE && columnOf("time", range.spec.phase);
-    const others = time && [range, time].map((each) => model.second("modules", each.spec.name));
-    if (!others || !others[0] || !others[1]) return [];
-    const [otherRange, otherTime] = others;
-    return Array.from(
-      { length: modules.rows },
-      (_, row) => range.number(row) / time.number(row) + otherRange.number(row) / otherTime.number(row),
-    );
-  });
-  const known = shares.filter((share) => Number.isFinite(share)).sort((a, b) => a - b);
-  return known.length ? known[Math.floor(STEADY * (known.length - 1))] : Infinity;
+  const spec = (modules.column(name) ?? nodes.column(name))?.spec;
+  if (!isRatio(key) || spec?.kind !== "seconds") return null;
+  return (row, phase = spec.phase) => {
+    const noise =
+      shareOfNotch(modules, spec.measure, row, phase) + shareOfNotch(others, spec.measure, row, phase);
+    return Number.isNaN(noise) ? Infinity : noise;
+  };
+}
+
+/** What the median of a row's times may be off, as a part of it; NaN if that is not known. */
+function shareOfNotch(table: Table, measure: string, row: number, phase: string): number {
+  const columns = table.columns.filter(({ spec }) => spec.phase && (!phase || spec.phase === phase));
+  let [time, range] = [0, 0];
+  for (const column of columns) {
+    const ofPhase = column.number(row);
+    if (column.spec.measure !== measure || Number.isNaN(ofPhase)) continue;
+    const isRange = ({ spec }: Column) =>
+      spec.measure === measure + RANGE && spec.phase === column.spec.phase;
+    time += ofPhase;
+    range += columns.find(isRange)?.number(row) ?? NaN;
+  }
+  const steps = table.number("steps", row);
+  return steps >= LEAST_STEPS ? (NOTCH * range) / time / Math.sqrt(steps) : NaN;
+}
+
+/** Ratios as colours show them: 1 where it is noise. */
+export function dropNoise(ratio: number, noise: number): number {
+  return Math.abs(Math.log(ratio)) <= Math.log1p(noise) ? 1 : ratio;
+}
+
+/** The number of a row of modules as its colour shows it. */
+export function withoutNoise(model: Model, column: Column, row: number): number {
+  const noise = noiseOfRatio(model, column.spec.name);
+  return noise ? dropNoise(column.number(row), noise(row)) : column.number(row);
 }
 
 /** The ratios of the table of modules. */

@@ -1,10 +1,18 @@
 /** What colours show: any column of modules or nodes, or a statistic of what was measured at a step. */
 
 import { kindColor, Scale } from "./colors";
-import { divide, isRatio, nameOfRatio, noiseOfRatio, specOfRatio, verdictColor } from "./difference";
+import {
+  divide,
+  dropNoise,
+  isRatio,
+  nameOfRatio,
+  noiseOfRatio,
+  specOfRatio,
+  verdictColor,
+} from "./difference";
 import { formatValue } from "./format";
 import type { Model, Moment } from "./model";
-import { Column, type ColumnSpec } from "./payload";
+import { Column, type Table } from "./payload";
 import { combine } from "./tree";
 
 export interface OverlayChoice {
@@ -15,25 +23,45 @@ export interface OverlayChoice {
   group: string;
 }
 
-/** The values of one overlay for all modules and all nodes of the graph. */
-export class Overlay {
+/** The values of all modules and all nodes of the graph. */
+export interface Values {
+  readonly modules: Float64Array;
+  readonly nodes: Float64Array;
+  /** The values of nodes while each stands for its equal siblings too. */
+  readonly folded: Float64Array;
+}
+
+const PARTS = ["modules", "nodes", "folded"] as const;
+
+/** One overlay: its values, and those that are drawn as colours, which have 1 for what is noise. */
+export class Overlay implements Values {
   readonly scale: Scale;
+  readonly modules: Float64Array;
+  readonly nodes: Float64Array;
+  readonly folded: Float64Array;
+  readonly drawn: Values;
 
   constructor(
     readonly choice: OverlayChoice,
-    readonly modules: Float64Array,
-    readonly nodes: Float64Array,
-    /** The values of nodes while each stands for its equal siblings too. */
-    readonly folded: Float64Array,
+    values: Values,
     private readonly column: Column,
-    noise = 0,
+    private readonly noise?: Values,
   ) {
+    [this.modules, this.nodes, this.folded] = PARTS.map((part) => values[part]);
     this.scale = new Scale(
-      this.isKinds ? [] : [modules, nodes, folded],
+      this.isKinds ? [] : [this.modules, this.nodes, this.folded],
       undefined,
       isRatio(choice.key),
-      noise,
     );
+    const draw = (part: keyof Values) =>
+      noise ? values[part].map((value, row) => dropNoise(value, noise[part][row])) : values[part];
+    this.drawn = { modules: draw("modules"), nodes: draw("nodes"), folded: draw("folded") };
+  }
+
+  /** How much of it may be noise: nothing, a part that is known of each row, or all, as no more is known. */
+  get isNoise(): "no" | "partly" | "all" {
+    if (!this.noise) return "no";
+    return PARTS.some((part) => this.noise![part].some(Number.isFinite)) ? "partly" : "all";
   }
 
   get isKinds(): boolean {
@@ -112,9 +140,11 @@ export class OverlayMaker {
     const values = ofModules
       ? this.model.modules.values(this.model.moduleColumn(ofModules, moment))
       : new Float64Array(modules.rows).fill(NaN);
-    const own = ofNodes ? this.ofNodes(ofNodes) : this.lendToNodes(values, ofModules?.spec.measure, moment);
-    const isOfOtherSteps = moment >= 0 || (isMedian && ofModules?.spec.kind === "seconds");
-    if (ofNodes && isOfOtherSteps) this.putLent(own, values, ofModules!.spec, moment);
+    const { spec } = (ofModules ?? ofNodes)!;
+    const phases = this.columnsByPhase(spec.measure, moment);
+    const own = ofNodes ? this.ofNodes(ofNodes) : this.lendToNodes(values, phases);
+    if (ofNodes && (moment >= 0 || (isMedian && spec.kind === "seconds")))
+      this.putLent(own, values, spec.aggregate, phases, moment >= 0);
     return this.make(choice, values, own, (ofNodes ?? ofModules)!);
   }
 
@@ -125,22 +155,28 @@ export class OverlayMaker {
   private putLent(
     own: Float64Array,
     values: Float64Array,
-    { measure, aggregate }: ColumnSpec,
-    moment: number,
+    aggregate: string,
+    phases: ReadonlyMap<string, Column>,
+    isAlone: boolean,
   ): void {
-    const { graph, nodesOf } = this.model;
-    const phases = this.columnsByPhase(measure, moment);
+    const { graph } = this.model;
     for (let node = 0; node < own.length; node++) {
       const module = this.model.moduleOfNode(node);
       const phase = this.model.phase(node);
-      const isCall = (each: number) => this.model.isLayer(each) && this.model.phase(each) === phase;
-      const isOnly = module >= 0 && isCall(node) && nodesOf.get(module).filter(isCall).length === 1;
       const ofAll = phases.size || phase !== "forward" ? NaN : values[module];
-      const value = isOnly ? (phases.get(phase)?.number(module) ?? ofAll) : NaN;
+      const value = this.isOnlyCall(node) ? (phases.get(phase)?.number(module) ?? ofAll) : NaN;
       const isSum = graph.table.text("kind", node) === "phase";
-      if (isSum || moment >= 0 || !Number.isNaN(value)) own[node] = value;
+      if (isSum || isAlone || !Number.isNaN(value)) own[node] = value;
     }
     graph.fillGroups(own, aggregate);
+  }
+
+  /** Whether a node is the only call of its module in its phase. */
+  private isOnlyCall(node: number): boolean {
+    const module = this.model.moduleOfNode(node);
+    const phase = this.model.phase(node);
+    const isCall = (each: number) => this.model.isLayer(each) && this.model.phase(each) === phase;
+    return module >= 0 && isCall(node) && this.model.nodesOf.get(module).filter(isCall).length === 1;
   }
 
   private make(choice: OverlayChoice, modules: Float64Array, nodes: Float64Array, column: Column): Overlay {
@@ -151,31 +187,55 @@ export class OverlayMaker {
       const others = foldedInto.get(node);
       if (others.length) folded[node] = combine(nodes, [node, ...others], aggregate);
     }
-    return new Overlay(choice, modules, nodes, folded, column);
+    return new Overlay(choice, { modules, nodes, folded }, column);
   }
 
   /** What the second run has over what the first has; of what stands for several, over the sums. */
   private ofRatio(choice: OverlayChoice, chosen: Moment): Overlay {
     const name = nameOfRatio(choice.key);
-    const { modules, nodes } = this.model.payload.tables;
-    const first = this.ofRun(choice, modules.column(name), nodes.column(name));
-    const second = this.ofRun(choice, this.model.second("modules", name), this.model.second("nodes", name));
+    const { modules, nodes, second_modules: others } = this.model.payload.tables;
+    const { model } = this;
+    const first = this.ofRun(choice, modules, modules.column(name), nodes.column(name));
+    const second = this.ofRun(choice, others, model.second("modules", name), model.second("nodes", name));
     const spec = specOfRatio((nodes.column(name) ?? modules.column(name))!.spec)!;
-    const isOfBoth = this.model.momentOf(chosen) < 0 || !this.model.isKept(name);
-    const over = (which: "modules" | "nodes" | "folded") =>
-      first[which].map((value, row) => (isOfBoth ? divide(value, second[which][row]) : NaN));
+    const isOfBoth = model.momentOf(chosen) < 0 || !model.isKept(name);
+    const over = (part: keyof Values) =>
+      first[part].map((value, row) => (isOfBoth ? divide(value, second[part][row]) : NaN));
+    const values = { modules: over("modules"), nodes: over("nodes"), folded: over("folded") };
     const column = new Column(spec, () => new Float64Array());
-    const noise = noiseOfRatio(this.model, choice.key);
-    return new Overlay(choice, over("modules"), over("nodes"), over("folded"), column, noise);
+    return new Overlay(choice, values, column, this.noiseOf(choice.key));
   }
 
-  /** The values of one run in the shown step. */
-  private ofRun(choice: OverlayChoice, ofModules?: Column, ofNodes?: Column): Overlay {
+  /** How far ratios of times may be from 1 by noise: infinitely for what one step is known of, as ops. */
+  private noiseOf(key: string): Values | undefined {
+    const { model } = this;
+    const noise = noiseOfRatio(model, key);
+    if (!noise) return undefined;
+    const ofNode = (node: number, module: number) =>
+      this.isOnlyCall(node) ? noise(module, model.phase(node)) : Infinity;
+    const sums = (node: number) => model.payload.tables.modules.link("folded", model.moduleOfNode(node));
+    const nodes = Float64Array.from({ length: model.graph.size }, (_, node) =>
+      ofNode(node, model.moduleOfNode(node)),
+    );
+    return {
+      modules: Float64Array.from({ length: model.modules.size }, (_, row) => noise(row)),
+      nodes,
+      folded: nodes.map((own, node) => (model.foldedInto.get(node).length ? ofNode(node, sums(node)) : own)),
+    };
+  }
+
+  /** The values of one run in the shown step; the times of modules are medians where the page has these. */
+  private ofRun(choice: OverlayChoice, table: Table, ofModules?: Column, ofNodes?: Column): Overlay {
     const values = ofModules
       ? this.model.modules.values(ofModules)
       : new Float64Array(this.model.modules.size).fill(NaN);
-    const own = ofNodes ? this.ofNodes(ofNodes) : this.lendToNodes(values, undefined, -1);
-    return this.make(choice, values, own, (ofNodes ?? ofModules)!);
+    const column = (ofNodes ?? ofModules)!;
+    const { kind, measure, aggregate } = column.spec;
+    const phases = columnsByPhase(table, measure);
+    const own = ofNodes ? this.ofNodes(ofNodes) : this.lendToNodes(values, phases);
+    if (ofNodes && kind === "seconds" && this.model.payload.medians)
+      this.putLent(own, values, aggregate, phases, false);
+    return this.make(choice, values, own, column);
   }
 
   /** The values of nodes. What does nothing, such as an input, has no time and no cost. */
@@ -210,13 +270,12 @@ export class OverlayMaker {
       const members = this.model.membersOf.get(row);
       if (members.length && Number.isNaN(values[row])) values[row] = combine(values, members, "max");
     }
-    return this.make(choice, values, this.lendToNodes(values, undefined, -1), column);
+    return this.make(choice, values, this.lendToNodes(values, new Map()), column);
   }
 
   /** Gives the layers of the graph the values of their modules; a time of one phase to the layers of that phase. */
-  private lendToNodes(values: Float64Array, measure: string | undefined, moment: number): Float64Array {
+  private lendToNodes(values: Float64Array, phases: ReadonlyMap<string, Column>): Float64Array {
     const { graph, payload } = this.model;
-    const phases = measure ? this.columnsByPhase(measure, moment) : new Map<string, Column>();
     const lent = new Float64Array(graph.size).fill(NaN);
     for (let node = 0; node < graph.size; node++) {
       const module = this.model.moduleOfNode(node);
@@ -228,10 +287,14 @@ export class OverlayMaker {
   }
 
   private columnsByPhase(measure: string, moment: number): Map<string, Column> {
-    const columns = this.model.payload.tables.modules.columns.filter((each) => each.spec.measure === measure);
-    const ofPhases = columns.filter((each) => each.spec.phase);
-    return new Map(ofPhases.map((each) => [each.spec.phase, this.model.moduleColumn(each, moment)]));
+    const columns = [...columnsByPhase(this.model.payload.tables.modules, measure)];
+    return new Map(columns.map(([phase, column]) => [phase, this.model.moduleColumn(column, moment)]));
   }
+}
+
+function columnsByPhase(table: Table, measure: string): Map<string, Column> {
+  const columns = table.columns.filter(({ spec }) => spec.measure === measure && spec.phase);
+  return new Map(columns.map((column) => [column.spec.phase, column]));
 }
 
 function listColumns(model: Model): OverlayChoice[] {

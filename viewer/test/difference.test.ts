@@ -1,6 +1,14 @@
 import { expect, test } from "vitest";
 import { Scale } from "../src/colors";
-import { divide, inFirst, inSecond, listRatios, noiseOfRatio, verdictSign } from "../src/difference";
+import {
+  divide,
+  dropNoise,
+  inFirst,
+  inSecond,
+  listRatios,
+  noiseOfRatio,
+  verdictSign,
+} from "../src/difference";
 import { Model } from "../src/model";
 import { OverlayMaker } from "../src/overlay";
 import { firstOf } from "../src/views/compared";
@@ -86,26 +94,97 @@ test("a scale of ratios has the same in its middle, reaches as far both ways, an
   expect(scale(0.25, 3).at(0.5)).toBe(1);
 });
 
-test("ratios of times have a colour where they are more than noise of steps, and none of single steps", () => {
-  const ofForward = { overlay: true, kind: "seconds", phase: "forward" };
+/** Modules with their times in forward, how far these lie apart, and the number of steps, of both runs. */
+function makeTimed(
+  rows: [time: number, range: number, steps: number, timeB: number, rangeB: number][],
+): Model {
+  const column = (at: number) => rows.map((row) => row[at]);
+  const labels = rows.map((_, row) => `m${row}`);
+  const of = (measure: string, phase = "forward") => ({ overlay: true, kind: "seconds", measure, phase });
   const json = makePayload(
     {
-      modules: { label: ["a", "b", "c"], "time.forward": [1, 2, 4], "time_range.forward": [0.1, 0.2, 2] },
-      second_modules: { "time.forward": [1.1, 4, 4], "time_range.forward": [0.11, 0.4, 2] },
+      modules: {
+        label: labels,
+        "time.forward": column(0),
+        "time_range.forward": column(1),
+        "self_time.forward": column(0),
+        steps: column(2),
+      },
+      second_modules: {
+        "time.forward": column(3),
+        "time_range.forward": column(4),
+        "self_time.forward": column(3),
+        steps: column(2),
+      },
+      nodes: {
+        kind: [...labels.map(() => "module"), "op"],
+        label: [...labels, "mul"],
+        parent: [...labels.map(() => null), 0],
+        phase: [...labels.map(() => "forward"), "forward"],
+        module: [...labels.keys(), 0],
+        folded: [...labels.map(() => null), null],
+        time: [...labels.map(() => 1), 1],
+      },
+      second_nodes: { time: [...labels.map(() => 1), 2] },
     },
     {
-      "time.forward": { ...ofForward, measure: "time" },
-      "time_range.forward": { ...ofForward, measure: "time range" },
+      "time.forward": of("time"),
+      "time_range.forward": of("time range"),
+      "self_time.forward": of("self time"),
+      time: of("time", ""),
+      steps: { kind: "count", measure: "steps" },
     },
   );
-  expect(noiseOfRatio(new Model(readSample(json)), "ratio:time.forward")).toBeCloseTo(0.2);
-  expect(noiseOfRatio(makeCompared(), "ratio:time")).toBe(Infinity);
-  expect(noiseOfRatio(makeCompared(), "ratio:mean")).toBe(0);
-  const isNoise = (noise: number, value: number) =>
-    new Scale([[0.1, 10]], undefined, true, noise).isNoise(value);
-  expect([1.15, 0.85, 1.3, 0.7].map((value) => isNoise(0.2, value))).toEqual([true, true, false, false]);
-  expect([0, 7, Infinity].map((value) => isNoise(Infinity, value))).toEqual([true, true, true]);
-  expect([1, 1.01].map((value) => isNoise(0, value))).toEqual([true, false]);
+  json.medians = "some steps";
+  return new Model(readSample(json));
+}
+
+test("the time of a quiet module has a colour however far the times of others lie apart", () => {
+  const jittery = Array.from({ length: 50 }, (): [number, number, number, number, number] => [
+    1, 0.8, 16, 1.3, 0.9,
+  ]);
+  const model = makeTimed([[10, 0.1, 16, 13, 0.1], ...jittery]);
+  const noise = noiseOfRatio(model, "ratio:time.forward")!;
+  expect(noise(0)).toBeCloseTo((2.5 / 4) * (0.1 / 10 + 0.1 / 13));
+  expect(noise(1)).toBeCloseTo((2.5 / 4) * (0.8 + 0.9 / 1.3));
+  expect([dropNoise(1.3, noise(0)), dropNoise(1.3, noise(1))]).toEqual([1.3, 1]);
+});
+
+test("what a median may be off shrinks with the number of steps, and is not known of few or without ranges", () => {
+  const noise = noiseOfRatio(
+    makeTimed([
+      [1, 0.4, 4, 1, 0],
+      [1, 0.4, 16, 1, 0],
+      [1, 0.4, 3, 1, 0],
+    ]),
+    "ratio:time.forward",
+  )!;
+  expect([0, 1, 2].map((row) => noise(row))).toEqual([0.5, 0.25, Infinity]);
+  expect(noiseOfRatio(makeTimed([[1, 0, 4, 1, 0]]), "ratio:self_time.forward")!(0)).toBe(Infinity);
+  expect(noiseOfRatio(makeCompared(), "ratio:time")!(0)).toBe(Infinity);
+  expect(noiseOfRatio(makeCompared(), "ratio:mean")).toBeNull();
+});
+
+test("a ratio is drawn as 1 where it is no farther from it than noise, both ways", () => {
+  expect([1.15, 0.85, 1.3, 0.7].map((value) => dropNoise(value, 0.2))).toEqual([1, 1, 1.3, 0.7]);
+  expect([0, 7, Infinity].map((value) => dropNoise(value, Infinity))).toEqual([1, 1, 1]);
+  expect([1, 1.01, NaN].map((value) => dropNoise(value, 0))).toEqual([1, 1.01, NaN]);
+});
+
+test("in the graph, calls have the ratio of their medians and its noise, and ops no colour", () => {
+  const overlay = new OverlayMaker(
+    makeTimed([
+      [10, 0.1, 16, 15, 0.1],
+      [1, 0.8, 16, 1.3, 0.9],
+    ]),
+  ).get("ratio:time", {
+    step: 0,
+    median: true,
+  })!;
+  expect([...overlay.nodes]).toEqual([1.5, 1.3, 2]);
+  expect([...overlay.drawn.nodes]).toEqual([1.5, 1, 1]);
+  expect(overlay.isNoise).toBe("partly");
+  expect(new OverlayMaker(makeCompared()).get("ratio:time", start)!.isNoise).toBe("all");
 });
 
 test("modules that the second run has alone stand where they ran", () => {

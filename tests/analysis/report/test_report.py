@@ -203,6 +203,21 @@ def test_a_module_that_was_replaced_has_one_row_with_the_one_that_replaced_it() 
     assert column(found["series"], "max") == [1.0, 2.0, 3.0, 4.0, 0.5, 0.5, 0.5, 0.5]
 
 
+def test_medians_of_modules_stand_beside_how_far_their_steps_lie_apart_and_how_many_there_are() -> None:
+    build, net = typed_net(complete=True)
+    part = build.module("fc", "Linear", parent=net)
+    for step, time in enumerate([0, 0, 40, 80, 120, 160, 200]):  # the first two are left out
+        build.step(step, 1000 * step, 1000 * step + 900)
+        root = build.call(net, 1000 * step, 1000 * step + 500 + time, nth=0)
+        if step < 6:
+            build.call(part, 1000 * step, 1000 * step + time, parent=root, nth=0)
+    table = report(build.data()).tables["modules"]
+    names = ("time.forward", "time_range.forward", "self_time.forward", "self_time_range.forward")
+    found = [tuple(round(value * 1e9) for value in row) for row in rows(table, *names)]
+    assert found == [(620, 80, 500, 0), (100, 60, 100, 60)]
+    assert column(table, "steps") == [5, 4]
+
+
 def test_what_was_not_measured_in_a_step_is_not_a_number_and_its_count_is_unknown() -> None:
     build, net = typed_net(complete=True)
     for step, numbers in enumerate(([1.0], None, [float("nan")])):

@@ -62,7 +62,7 @@ export class Minimap {
   }
 
   /** Draws what is large enough to be seen, once for each layout. */
-  private drawGround({ layout, overlay, value: valueOf, theme }: Scene): void {
+  private drawGround({ layout, overlay, drawn, theme }: Scene): void {
     const painter = new CanvasPainter(fitCanvas(this.ground, WIDTH, HEIGHT));
     painter.rect(0, 0, WIDTH, HEIGHT, theme.panel);
     const [across, down] = [WIDTH / layout.wide, HEIGHT / layout.high];
@@ -73,9 +73,9 @@ export class Minimap {
         if (owner < 0 && !layout.isShown(node)) continue;
         const [x, y] = [left + layout.x[node], top + layout.y[node]];
         const [wide, high] = [layout.width[node] * across, layout.height[node] * down];
-        const value = valueOf(node);
         const isOpen = layout.isOpen(node) && high > 3;
-        const fill = Number.isNaN(value) || isOpen ? theme.box : overlay!.color(value);
+        const value = isOpen ? NaN : drawn(node);
+        const fill = Number.isNaN(value) ? theme.box : overlay!.color(value);
         painter.rect(
           x * across,
           y * down,

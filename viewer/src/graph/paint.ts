@@ -32,6 +32,8 @@ export interface Scene {
   hasBadges: boolean;
   /** The values of the overlay; NaN for none. */
   value: (node: number) => number;
+  /** The values as colours show them. */
+  drawn: (node: number) => number;
   selected: number;
   related: ReadonlySet<number>;
   hits: ReadonlySet<number>;
@@ -131,9 +133,9 @@ export class GraphPainter {
   private paintNode(painter: Painter, scene: Scene, node: number, area: Area, zoom: number): void {
     const { theme, model, layout, overlay } = scene;
     const { x, y, width, height } = area;
-    const value = scene.value(node);
-    const isColored = overlay !== null && !Number.isNaN(value);
-    const fill = isColored ? overlay.color(value) : theme.box;
+    const drawn = scene.drawn(node);
+    const isColored = overlay !== null && !Number.isNaN(drawn);
+    const fill = isColored ? overlay.color(drawn) : theme.box;
     if (height < 4) {
       painter.rect(x, y, width, height, isColored ? fill : theme.line);
       return;
@@ -247,8 +249,8 @@ export class GraphPainter {
     const inside: number[] = [];
     for (let at = graph.position[node] + 1; at < graph.end[node]; at++) {
       const each = graph.order[at];
-      if (!graph.children(each).length && !Number.isNaN(overlay!.nodes[each]))
-        inside.push(overlay!.nodes[each]);
+      if (!graph.children(each).length && !Number.isNaN(overlay!.drawn.nodes[each]))
+        inside.push(overlay!.drawn.nodes[each]);
     }
     return partition(inside, STRIP).map((part) => {
       const most = part.reduce((most, each) => Math.max(most, each));

@@ -2,6 +2,7 @@
 
 import { badgeOfNode } from "../badges";
 import type { Context, Picture, TextTable, View } from "../context";
+import type { Values } from "../overlay";
 import { h } from "../dom";
 import { shorten } from "../format";
 import type { Painter } from "../painter";
@@ -277,6 +278,7 @@ export class GraphView implements View, Drawn {
       overlay: context.overlay,
       hasBadges: model.hasBadges(this.state),
       value: (node) => this.value(node),
+      drawn: (node) => this.value(node, context.overlay?.drawn),
       selected,
       related,
       hits,
@@ -285,11 +287,10 @@ export class GraphView implements View, Drawn {
   }
 
   /** What the overlay says of a node, together with those that it stands for. */
-  private value(node: number): number {
-    const { overlay, model } = this.context;
-    const [other] = model.foldedInto.get(node);
+  private value(node: number, values: Values | null = this.context.overlay): number {
+    const [other] = this.context.model.foldedInto.get(node);
     const standsForOthers = other !== undefined && this.layout.levels.shown(other) === node;
-    return (standsForOthers ? overlay?.folded : overlay?.nodes)?.[node] ?? NaN;
+    return (standsForOthers ? values?.folded : values?.nodes)?.[node] ?? NaN;
   }
 
   private valueText(node: number): string {

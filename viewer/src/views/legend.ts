@@ -74,11 +74,9 @@ export class Legend {
     ramp.style.backgroundImage = `linear-gradient(to right, ${colors.join(",")})`;
     if (scale.kind === "log" || scale.kind === "ratio") this.key.title += " Colours by the logarithm.";
     const isRatio = scale.kind === "ratio";
-    if (scale.noise === Infinity) {
-      replaceChildren(
-        this.key,
-        h("span", { text: "times of one step of each run: no colour, as noise is not known" }),
-      );
+    const { isNoise } = overlay;
+    if (isNoise === "all") {
+      replaceChildren(this.key, h("span", { text: "times of too few steps to tell noise: no colour" }));
       return;
     }
     const [most, least] = isRatio && scale.high === WIDEST_RATIO ? ["≥ ", "≤ "] : ["", ""];
@@ -87,7 +85,7 @@ export class Legend {
       h("span", { text: (isRatio ? `B less ${least}` : "") + overlay.text(scale.low) }),
       ramp,
       h("span", { text: isRatio ? `${most}${overlay.text(scale.high)} B more` : overlay.text(scale.high) }),
-      scale.noise ? h("span", { text: `up to ${overlay.text(1 + scale.noise)}: noise of steps` }) : null,
+      isNoise === "partly" ? h("span", { text: "no colour: noise, by each one's own steps" }) : null,
     );
   }
 }

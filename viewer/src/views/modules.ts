@@ -3,7 +3,7 @@
 import { badgeOfModule } from "../badges";
 import { Scale } from "../colors";
 import type { Context, TextTable, View } from "../context";
-import { isRatio, listRatios, noiseOfRatio } from "../difference";
+import { isRatio, listRatios, withoutNoise } from "../difference";
 import { button, h, replaceChildren } from "../dom";
 import { formatValue, shorten } from "../format";
 import type { Column } from "../payload";
@@ -305,8 +305,7 @@ export class ModuleTable implements View {
   }
 
   private makeCell(column: Column, row: number): HTMLElement {
-    const value = column.number(row);
-    const text = formatValue(column, value);
+    const text = formatValue(column, column.number(row));
     const together = this.isSummed(row) && text ? howTogether(column) : null;
     const cell = h(
       "div",
@@ -318,7 +317,7 @@ export class ModuleTable implements View {
       together ? h("small", { class: "together", text: together.sign }) : null,
       shorten(text, 120),
     );
-    shade(cell, column, value, text, () => this.scaleOf(column));
+    shade(cell, column, withoutNoise(this.context.model, column, row), text, () => this.scaleOf(column));
     return cell;
   }
 
@@ -330,8 +329,7 @@ export class ModuleTable implements View {
       modules.column(spec.name)?.values ?? column.values,
       series.column(spec.name)?.values ?? [],
     ];
-    const noise = () => noiseOfRatio(this.context.model, spec.name);
-    const scale = this.scales.get(spec.name) ?? new Scale(parts(), undefined, isRatio(spec.name), noise());
+    const scale = this.scales.get(spec.name) ?? new Scale(parts(), undefined, isRatio(spec.name));
     this.scales.set(spec.name, scale);
     return scale;
   }

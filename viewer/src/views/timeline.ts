@@ -2,6 +2,7 @@
 
 import { textOn } from "../colors";
 import type { Context, Picture, TextTable, View } from "../context";
+import type { Values } from "../overlay";
 import { button, h } from "../dom";
 import { formatSeconds, shorten } from "../format";
 import type { Painter } from "../painter";
@@ -225,7 +226,7 @@ export class TimelineView implements View, Drawn {
         if (x + wide < drawnTo + THIN && !isSelected) continue;
         const left = Math.max(x, LABEL - 2);
         const size = Math.max(THIN, Math.min(x + wide, width + 2) - left);
-        const value = overlay ? this.value(row) : NaN;
+        const value = overlay ? this.value(row, overlay.drawn) : NaN;
         const fill = overlay && !Number.isNaN(value) ? overlay.color(value) : theme.box;
         painter.rect(
           left,
@@ -277,12 +278,11 @@ export class TimelineView implements View, Drawn {
     return this.spans.text("kind", row) === "op" && parts.length === 3 ? parts[1] : label;
   }
 
-  private value(row: number): number {
-    const overlay = this.context.overlay!;
+  private value(row: number, { nodes, modules }: Values): number {
     const node = this.spans.link("node", row);
-    if (node >= 0 && !Number.isNaN(overlay.nodes[node])) return overlay.nodes[node];
+    if (node >= 0 && !Number.isNaN(nodes[node])) return nodes[node];
     const module = this.spans.link("module", row);
-    return module >= 0 ? overlay.modules[module] : NaN;
+    return module >= 0 ? modules[module] : NaN;
   }
 
   private spanAt(x: number, y: number): number {

@@ -133,7 +133,7 @@ def tabulate_modules(
         _count("parameters", "parameters", [node.parameters for node in nodes], default=True, overlay=True),
         _count("calls", "calls", [node.calls for node in nodes], overlay=True),
         *list_times(lambda phase, name: _read_times(nodes, phase, name), clock),
-        *_quartile_ranges(nodes, f"{clock}time range"),
+        *_spread_over_steps(nodes, clock),
         *_costs(rows, ops),
         *_memory(rows, memory),
         *list_statistics(_NodeStatistics(nodes)),
@@ -153,23 +153,29 @@ def _read_times(nodes: Sequence[ModuleNode], phase: str, name: str) -> Column:
     return optional(getattr(one, name) / 1e9 if one.calls or one.total_ns else None for one in times)
 
 
-def _quartile_ranges(nodes: Sequence[ModuleNode], label: str) -> Iterator[ReportColumn]:
-    """Yields for each phase how far the times of several steps lie apart."""
-    for phase in MODULE_PHASES:
-        over_steps = [node.phase(phase).over_steps for node in nodes]
-        ranges = [
-            None if over is None else (over.total_ns.high - over.total_ns.low) / 1e9 for over in over_steps
+def _spread_over_steps(nodes: Sequence[ModuleNode], clock: str) -> Iterator[ReportColumn]:
+    """Yields how far the times of several steps lie apart, by phase, and the number of steps."""
+    over_steps = {
+        phase: known
+        for phase in MODULE_PHASES
+        if any(known := [node.phase(phase).over_steps for node in nodes])
+    }
+    for measure, name in (("time range", "total_ns"), ("self time range", "self_ns")):
+        for phase, of_nodes in over_steps.items():
+            quartiles = [None if over is None else getattr(over, name) for over in of_nodes]
+            ranges = optional(None if one is None else (one.high - one.low) / 1e9 for one in quartiles)
+            label = clock + measure
+            more = {"phase": phase, "about": _RANGE, "aggregate": "none"}
+            yield measured_column(measure, "seconds", ranges, label=label, **more)
+    if over_steps:
+        of_phases = zip(*over_steps.values(), strict=True)
+        counts = [
+            min((over.steps for over in known if over is not None), default=NONE) for known in of_phases
         ]
-        if any(over is not None for over in over_steps):
-            yield measured_column(
-                "time range",
-                "seconds",
-                optional(ranges),
-                label=label,
-                phase=phase,
-                about=_RANGE,
-                aggregate="none",
-            )
+        about = "In how many of the steps it ran, of which the times are medians; of several phases in the fewest."
+        yield number_column(
+            "steps", "steps", "count", np.array(counts, np.int64), measure="steps", about=about
+        )
 
 
 _RANGE = "Between the first and the third quartile of the steps."
