@@ -38,14 +38,14 @@ ARGUMENTS: dict[str, tuple[Compute, Compute, str, tuple[str, ...]]] = {
         lambda _, y, x: torch.add(y, x),
         lambda _, y, x: torch.add(y, x, alpha=0.5),
         "add",
-        ("alpha by default against 0.5",),
+        ("alpha (default) against 0.5",),
     ),
     "axis": (lambda _, y, x: y.softmax(-1), lambda _, y, x: y.softmax(0), "_softmax", ("dim -1 against 0",)),
     "text": (
         lambda _, y, x: functional.gelu(y),
         lambda _, y, x: functional.gelu(y, approximate="tanh"),
         "gelu",
-        ("approximate by default against tanh",),
+        ("approximate (default) against tanh",),
     ),
     "two": (
         lambda _, y, x: y.clamp(-0.1, 0.1),

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import modtrace
+from builders import RecordingBuilder
 from modtrace.analysis.divergence.answer import Comparison
 
 
@@ -339,3 +340,25 @@ def test_a_parameter_that_the_optimizer_has_moved_elsewhere_was_equal_before() -
     every = modtrace.compare(trained(0.1), trained(0.2))
     assert every.first is not None and every.first.updated_since == 0
     assert every.first.updated[0] > 15 and "zero but for rounding" not in str(every)
+
+
+def test_what_was_not_compared_is_counted_by_the_reason() -> None:
+    def build(notes: list[str | None]) -> modtrace.Recording:
+        made = RecordingBuilder(complete=True)
+        made.step(0, 0, 100)
+        net = made.module("", "Net")
+        root = made.call(net, 0, 90, nth=0)
+        for number, note in enumerate(notes):
+            part = made.module(f"part{number}", "Part", parent=net)
+            call = made.call(part, 10 * number, 10 * number + 5, parent=root, nth=0)
+            made.output(call, [1.0, 2.0] if note is None else None, note=note, numel=2)
+        return modtrace.Recording(made.data())
+
+    noted = build([None, "a partial sum", "a partial sum", "on no device", None])
+    found = modtrace.compare(noted, build([None, None, None, None, "not measured: no"]))
+    assert (found.compared, found.unmeasured) == (1, 4)
+    assert found.unmeasured_why == (("a partial sum", 2), ("on no device", 1), ("not measured: no", 1))
+    assert (
+        "1 equal; 4 not compared (2 a partial sum, 1 on no device, 1 not measured: no)"
+        in str(found).splitlines()[1]
+    )

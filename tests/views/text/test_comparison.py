@@ -104,6 +104,7 @@ FOUND = Comparison(
     inherited=1,
     made=2,
     unmeasured=1,
+    unmeasured_why=(("no elements", 1),),
     metrics=(("tensors", 200), ("sketches", 48), ("nothing", 1)),
     by_ops=True,
     noise="assumed",

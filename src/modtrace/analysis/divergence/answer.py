@@ -20,9 +20,21 @@ ABSORBED = "absorbed"  # everything that is computed from the tensor is equal
 INHERITED = "inherited"  # the error is about as large as that of the inputs
 VERDICTS = (EQUAL, NOISE, ABSORBED, INHERITED, SOURCE, MADE, AMPLIFIED, SEEN, GROWN)
 
+# Why aligned tensors were not compared, where the recordings have no note.
+UNLIKE_OPS = "the two runs computed it from other tensors"
+NOT_MEASURED = "not measured in both runs"
+
 # The names of the two recordings.
 FIRST = "first"
 SECOND = "second"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoneModule:
+    """A module that only one recording has."""
+
+    name: str  # with its type: `blocks.4 (Block)`
+    only_in: str  # FIRST or SECOND
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +94,9 @@ class Divergence:
     turned: str | None = None
     #: For an update, how the optimizers' states differed before it, as `step 3 against 1`.
     states: tuple[str, ...] = ()
+    #: The modules that only one recording has behind whose outputs, or in which, the difference came up: at most one of
+    #: each recording.
+    behind: tuple[LoneModule, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,6 +171,9 @@ class Comparison:
     made: int  # how many of those made a difference themselves, at the places of `divergences`
     is_void: bool  # whether the inputs have other shapes, so that most outputs could not be compared
     unmeasured: int  # aligned tensors that were not compared, as they are unlike or measurements are missing
+    unmeasured_why: tuple[
+        tuple[str, int], ...
+    ]  # the reasons of those, each with its number, the most frequent first
     metrics: tuple[tuple[str, int], ...]  # how many tensors were compared by each metric
     by_ops: bool  # whether both recordings have outputs of ops
     noise: str  # the source of the noise: given, measured or assumed

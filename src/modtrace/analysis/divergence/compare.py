@@ -1,6 +1,7 @@
 """Compares two recordings: aligns them, measures their differences, and describes what made them."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import NothingRecordedError
+from ...recording.arrow.arrays import from_numpy
 from ...recording.phase import FORWARD, PHASES
 from ...recording.protocols import RecordingData
 from ...recording.role import OP_OUTPUT, OUTPUT
@@ -24,7 +26,9 @@ from .answer import (
     FIRST,
     INHERITED,
     NOISE,
+    NOT_MEASURED,
     SECOND,
+    UNLIKE_OPS,
     VERDICTS,
     Comparison,
     Divergence,
@@ -192,8 +196,21 @@ def _count(parts: Sequence[ComparedPairs], verdicts: Column) -> dict[str, Any]:
         "inherited": inherited,
         "made": beyond - inherited,
         "unmeasured": counts[NOTHING],
+        "unmeasured_why": tuple(sum(map(_explain_unmeasured, parts), Counter[str]()).most_common()),
         "metrics": tuple((name, count) for name, count in counts.items() if count),
     }
+
+
+def _explain_unmeasured(part: ComparedPairs) -> Counter[str]:
+    """Returns why pairs were not compared, with the number of each reason: a note of either run, or what the op is."""
+    pairs = np.flatnonzero(part.errors.is_by(NOTHING))
+    why = np.full(len(pairs), UNLIKE_OPS, object)
+    for run in (part.b, part.a):
+        notes, rows = run.tables.values.table["note"], run.rows[pairs]
+        is_missing = ~run.measured.is_measured[pairs]
+        found = notes.take(from_numpy(rows[is_missing])).to_pylist()
+        why[is_missing] = [note or NOT_MEASURED for note in found]
+    return Counter(why.tolist())
 
 
 def _excuse_backwards(merged: MergedPairs, verdicts: Column, first: int | None) -> Column:

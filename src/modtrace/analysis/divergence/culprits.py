@@ -100,7 +100,7 @@ class Culprits:
         if own.op < 0 or (op_b := int(self._pairs.partner[own.op])) < 0:
             return None
         a, b = self._pairs.a, self._pairs.b
-        ops, ops_b = _find_unpaired_before(a, own.op), _find_unpaired_before(b, op_b)
+        ops, ops_b = find_unpaired_before(a, own.op), find_unpaired_before(b, op_b)
         numbers = product(range(len(ops)), range(len(ops_b)))
         for number, number_b in sorted(numbers, key=lambda pair: (sum(pair), pair)):
             if self._are_equal(a.outputs[ops[number]], b.outputs[ops_b[number_b]], noise):
@@ -131,7 +131,7 @@ def find_unpaired_read(run: PairedRun, op: int) -> list[int]:
     return [maker for maker in dict.fromkeys(makers) if run.is_unpaired[maker]]
 
 
-def _find_unpaired_before(run: PairedRun, op: int) -> list[int]:
+def find_unpaired_before(run: PairedRun, op: int) -> list[int]:
     """Returns the unpaired ops from whose outputs an op's arguments are computed, the nearest first."""
     ops, waiting = list[int](), deque([op])
     while waiting and len(ops) < _MOST_BEFORE:

@@ -15,6 +15,7 @@ from ..tables.run import RunTables
 from .answer import FIRST, INHERITED, SECOND, SOURCE, Divergence
 from .culprits import Culprit, Culprits, find_unpaired_read
 from .errors import METRICS, SAMPLES, SKETCH_FACTOR, SKETCHES, STATISTICS, find_errors
+from .lone_modules import find_lone_modules
 from .names import label
 from .operands import Operands
 from .pair_inputs import number_parameters
@@ -89,7 +90,7 @@ class Details:
             other=None if label(place) == label_b else label_b,
             leads_to=None,
             source_line=self._find_source_line(culprit, row),
-            **self._compare_operands(pair, is_own=not culprit.is_unpaired and verdict != INHERITED),
+            **self._compare_operands(pair, culprit, verdict),
             a=_describe_row(measured, pair),
             b=_describe_row(measured_b, pair),
             **{name: getattr(of_tensors, name) for name in _OF_TENSORS if of_tensors},
@@ -128,14 +129,22 @@ class Details:
         run, run_b = (self._b, self._a) if self._pairs.recompute_of else (self._a, self._b)
         return run.measured, run_b.measured
 
-    def _compare_operands(self, pair: int, *, is_own: bool) -> dict[str, Any]:
+    def _compare_operands(self, pair: int, culprit: Culprit, verdict: str) -> dict[str, Any]:
         """Returns the unequal arguments and operands of an op that made a difference itself; nothing for others."""
-        if not is_own:
-            return {"arguments": (), "operands": ()}
+        if culprit.is_unpaired or verdict == INHERITED:
+            is_own = culprit.is_unpaired and verdict != INHERITED
+            return {
+                "arguments": (),
+                "operands": (),
+                "behind": find_lone_modules(self._pairs, pair, culprit) if is_own else (),
+            }
         arguments, operands = self._operands.find_arguments(pair), self._operands.find_operands(pair)
         inputs = self._pairs.inputs
-        is_explained = inputs.error[pair] or arguments or operands or self._name_through(pair)
+        through = self._name_through(pair)
+        is_explained = inputs.error[pair] or arguments or operands or through
+        may_be_behind = verdict != SOURCE and (operands or through or culprit.op < 0)
         return {
+            "behind": find_lone_modules(self._pairs, pair, culprit) if may_be_behind else (),
             "arguments": arguments,
             "operands": operands,
             "turned": None if is_explained else self._operands.find_turned(pair),

@@ -6,7 +6,7 @@ from typing import Any
 #: Arguments that say where and how a tensor lies in memory. They do not affect what it holds.
 _NOT_TOLD = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking"})
 
-_TENSOR, _DEFAULT = "a tensor", "by default"
+_TENSOR, _DEFAULT = "a tensor", "(default)"
 
 
 def compare_arguments(

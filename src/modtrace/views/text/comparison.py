@@ -34,6 +34,9 @@ from .comparison_tables import format_error, render_growth_and_places
 #: The default number of rows shown of each table.
 _LISTED = 10
 
+#: The number of reasons why tensors were not compared.
+_REASONS = 3
+
 #: The number of an op's operands that are named as other tensors.
 _OPERANDS = 3
 
@@ -125,7 +128,7 @@ def _describe_answer(found: Comparison) -> Iterator[Text]:
         if (most := found.absorbed_most) is not None:
             yield Text(f"  the largest is {_name(most)}: {_describe_error(most)}")
     else:
-        told = [Text("the runs part at ", "bold"), Text(_name(first), "bold red")]
+        told = [*_introduce_lone(first), Text("the runs part at ", "bold"), Text(_name(first), "bold red")]
         if first.arguments:
             told.append(Text(f": {', '.join(first.arguments)}", "bold"))
         yield Text.join(told)
@@ -138,6 +141,19 @@ def _describe_answer(found: Comparison) -> Iterator[Text]:
             )
     yield Text(_describe_compared(found))
     yield Text(_describe_metrics(found), "dim")
+
+
+def _introduce_lone(first: Divergence) -> Iterator[Text]:
+    """Yields the modules that only one run has and behind which the runs part."""
+    if not first.behind:
+        return
+    has = [f"only the {lone.only_in} run has {lone.name}" for lone in first.behind]
+    yield Text(", and ".join(has), "bold red")
+    if first.only_in is None:
+        where = "behind it "
+    else:  # the op has no partner either
+        where = "there " if first.only_in in {lone.only_in for lone in first.behind} else ""
+    yield Text(f"; {where}", "bold")
 
 
 def _describe_reshaped(found: Comparison) -> Iterator[Text]:
@@ -300,7 +316,10 @@ def _explain_kind(diff: Divergence) -> str:
     if diff.kind == MADE and diff.arguments and not diff.input_error:
         return "the tensors that it reads are equal, its output is not"
     if diff.kind == MADE and diff.metric == STATISTICS and diff.input_error:
-        return "its inputs have like statistics, its output has others; before it, elements may have changed places"
+        return (
+            "the statistics of its inputs agree, those of its output do not; they do not show elements that changed "
+            "places before it"
+        )
     if diff.kind == MADE:
         return (
             "its inputs are equal, its output is not"
@@ -335,8 +354,14 @@ def _describe_compared(found: Comparison) -> str:
     if found.first is not None:
         counts += [(found.inherited, "differ as their inputs do"), (found.made, "made a difference")]
     text += ": " + ", ".join(f"{format_count(count)} {what}" for count, what in counts)
-    text += f"; {format_count(found.unmeasured)} not compared" if found.unmeasured else ""
-    return text
+    if not found.unmeasured:
+        return text
+    why = [f"{format_count(count)} {why}" for why, count in found.unmeasured_why]
+    if len(why) == 1:
+        why = [found.unmeasured_why[0][0]]
+    return f"{text}; {format_count(found.unmeasured)} not compared" + (
+        f" ({first_few(why, _REASONS)})" if why else ""
+    )
 
 
 def _describe_steps(found: Comparison) -> str:

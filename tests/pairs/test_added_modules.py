@@ -1,0 +1,117 @@
+"""The answer on two runs of which one has a module more says so first, and then what differs behind it."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import modtrace
+from modtrace.analysis.divergence.answer import LoneModule
+
+CAPTURES = {"ops": {"ops": True}, "modules": {"ops": False}}
+
+
+class Net(nn.Module):
+    """Calls its parts one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Linear(8, 8)
+        self.body = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8))
+        self.norm: nn.Module | None = None
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.body(self.embed(x))
+        return self.head(x if self.norm is None else self.norm(x))
+
+
+class Scaled(nn.Module):
+    """A norm of another name, of RMS."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * x.square().mean(-1, keepdim=True).rsqrt()
+
+
+class Named(nn.Module):
+    """A module with another one inside."""
+
+    def __init__(self, inside: nn.Module) -> None:
+        super().__init__()
+        self.inside = inside
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inside(x)
+
+
+def add_norm(net: Net) -> None:
+    net.norm = nn.LayerNorm(8)
+
+
+def add_other_norm(net: Net) -> None:
+    net.norm = Named(Scaled())
+
+
+def append(net: Net) -> None:
+    net.body.append(nn.Sequential(nn.Linear(8, 8), nn.GELU()))
+
+
+def change_weight(net: Net) -> None:
+    with torch.no_grad():
+        net.body[2].weight[0, 0] += 1
+
+
+def add_identity(net: Net) -> None:
+    net.norm = nn.Identity()
+    change_weight(net)
+
+
+def record(change: Callable[[Net], None], **options: bool) -> modtrace.Recording:
+    net, x = Net(), torch.linspace(-2, 2, 24).reshape(3, 8)
+    change(net)
+    with modtrace.record(net, **options) as rec:
+        net(x).sum().backward()
+    return rec
+
+
+#: The two changes, the modules that one run has alone, and where the runs part behind them.
+CASES: dict[str, tuple[Callable[[Net], None], Callable[[Net], None], list[LoneModule], str]] = {
+    "added": (
+        lambda net: None,
+        add_norm,
+        [LoneModule(name="norm (LayerNorm)", only_in="second")],
+        "only the second run has norm (LayerNorm); behind it the runs part at ",
+    ),
+    "removed": (
+        add_norm,
+        lambda net: None,
+        [LoneModule(name="norm (LayerNorm)", only_in="first")],
+        "only the first run has norm (LayerNorm); behind it the runs part at ",
+    ),
+    "outermost": (
+        lambda net: None,
+        append,
+        [LoneModule(name="body.3 (Sequential)", only_in="second")],
+        "only the second run has body.3 (Sequential); ",
+    ),
+    "inside": (
+        add_norm,
+        add_other_norm,
+        [LoneModule(name="norm.inside (Scaled)", only_in="second")],
+        "only the second run has norm.inside (Scaled); ",
+    ),
+    "none": (lambda net: None, change_weight, [], "the runs part at "),
+    "nothing computed": (lambda net: None, add_identity, [], "the runs part at "),
+}
+
+
+@pytest.mark.parametrize("captures", CAPTURES)
+@pytest.mark.parametrize("name", CASES)
+def test_the_answer_begins_with_the_module_that_one_run_has_alone(name: str, captures: str) -> None:
+    one, other, lone, text = CASES[name]
+    found = modtrace.compare(record(one, **CAPTURES[captures]), record(other, **CAPTURES[captures]))
+    assert found.first is not None
+    assert list(found.first.behind) == lone
+    assert str(found).startswith(text)
