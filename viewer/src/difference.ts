@@ -18,7 +18,7 @@ const RANGE = " range";
  */
 const NOTCH = 2.5;
 const LEAST_STEPS = 4;
-/** The ratios that the table of modules shows at first. */
+/** The ratios that the table of modules shows at first; of times if they are medians. */
 const SHOWN = new Set(["time", "saved", "RMS"]);
 
 /** The verdicts, as the payload has them, with the name of their colour and a sign for those who see no colours. */
@@ -51,6 +51,11 @@ export function isRatio(key: string): boolean {
   return key.startsWith(RATIO);
 }
 
+/** The key of the ratio of a column. */
+export function keyOfRatio(name: string): string {
+  return RATIO + name;
+}
+
 /** The name of the column whose ratio has a key. */
 export function nameOfRatio(key: string): string {
   return key.slice(RATIO.length);
@@ -67,7 +72,7 @@ export function specOfRatio(spec: ColumnSpec): ColumnSpec | null {
     return null;
   return {
     ...spec,
-    name: RATIO + spec.name,
+    name: keyOfRatio(spec.name),
     label: `${spec.label} B/A`,
     kind: "ratio",
     aggregate: "none",
@@ -136,10 +141,19 @@ export function listRatios(model: Model): Column[] {
       (each) => !each.spec.phase && each.spec.measure === column.spec.measure,
     );
     spec.default ||= !isWhole && SHOWN.has(column.spec.measure) && column.spec.phase === "forward";
+    spec.default &&= column.spec.kind !== "seconds" || model.payload.medians !== "";
     return new Column(spec, () =>
       Float64Array.from({ length: modules.rows }, (_, row) => divide(column.number(row), second.number(row))),
     );
   });
+}
+
+/** Whether a column has the same text in both runs. */
+export function isSame(column: Column, second: Column | undefined, row: number): boolean {
+  return (
+    second !== undefined &&
+    formatValue(column, column.number(row)) === formatValue(second, second.number(row))
+  );
 }
 
 /** What a row has in the first run; of arguments those that differ in the second. */
@@ -164,11 +178,26 @@ function keepUnlike(text: string, other: string): string {
   return unlike.map(([name, value]) => `${name} ${value}`.trim()).join(", ") || "default";
 }
 
-/** What a row has in the second run: a number with its ratio, or a text if that is another one; empty for nothing. */
-export function inSecond(column: Column, second: Column | undefined, row: number): string {
+/**
+ * What a row has in the second run, if that is another value: a text, or a number with its ratio; of a time that its
+ * noise explains, this in place of a ratio. Empty for nothing.
+ */
+export function inSecond(
+  column: Column,
+  second: Column | undefined,
+  row: number,
+  noise: Noise | null = null,
+): string {
   const text = second ? formatValue(second, second.number(row)) : "";
-  if (!second || !text) return "";
+  if (!second || !text || isSame(column, second, row)) return "";
   if (column.spec.name === "args") return `B ${keepUnlike(text, formatValue(column, column.number(row)))}`;
   const ratio = specOfRatio(column.spec) ? divide(column.number(row), second.number(row)) : NaN;
-  return `B ${text}${Number.isNaN(ratio) ? "" : `  ×${formatNumber(ratio)}`}`;
+  const most = noise ? noise(row) : 0;
+  const isNoise = dropNoise(ratio, most) === 1;
+  const about = isNoise
+    ? most === Infinity
+      ? "one step: may be noise"
+      : "within noise"
+    : `×${formatNumber(ratio)}`;
+  return `B ${text}${Number.isNaN(ratio) ? "" : `  ${about}`}`;
 }

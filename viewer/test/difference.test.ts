@@ -71,6 +71,8 @@ test("a ratio is the second over the first, and blank where one is not known or 
 test("the table has a ratio of each measure but of means", () => {
   const ratios = listRatios(makeCompared());
   expect(ratios.map(({ spec }) => spec.label)).toEqual(["time B/A"]);
+  expect(ratios[0].spec.default).toBe(false); // it is of one step, so that noise is not known
+  expect(listRatios(makeCompared({ medians: "3 steps" }))[0].spec.default).toBe(true);
   expect([0, 1, 2, 3].map((row) => ratios[0].number(row))).toEqual([2, 0.5, NaN, NaN]);
 });
 
@@ -213,6 +215,11 @@ test("a value of both runs is told with its ratio, and of arguments those that d
   const time = model.payload.tables.modules.column("time")!;
   expect(inSecond(time, model.second("modules", "time"), 0)).toBe("B 8.00s  ×2.00");
   expect(inSecond(time, model.second("modules", "time"), 2)).toBe("");
+  const noises = [0.5, 1, Infinity].map((noise) =>
+    inSecond(time, model.second("modules", "time"), 0, () => noise),
+  );
+  expect(noises).toEqual(["B 8.00s  ×2.00", "B 8.00s  within noise", "B 8.00s  one step: may be noise"]);
+  expect(inSecond(time, time, 0)).toBe("");
   const args = {
     nodes: { args: ['{"input":"$input","eps":1e-05}'] },
     second_nodes: { args: ['{"input":"$input","eps":0.01}'] },

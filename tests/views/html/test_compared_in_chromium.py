@@ -25,17 +25,19 @@ OPENS: dict[str, tuple[str, str, list[str]]] = {
         ["≠ blocks.1.ln2 changed"],
     ),
     "added": (
-        "the runs part at addmm in blocks.2.mlp.proj, step 0, forward",
+        "only the second run has blocks.2.mlp.norm (LayerNorm); "
+        "behind it the runs part at addmm in blocks.2.mlp.proj, step 0, forward",
         "addmm",
         ["+ blocks.2.mlp.norm only in B", "≠ blocks.2.mlp.proj changed"],
     ),
     "block": (
-        "the runs part at native_layer_norm in ln_f, step 0, forward",
+        "only the second run has blocks.4 (Block); "
+        "behind it the runs part at native_layer_norm in ln_f, step 0, forward",
         "native_layer_norm",
         ["+ blocks.4 only in B", "≠ ln_f changed"],
     ),
     "port": (
-        "the runs part at gelu in blocks.2.mlp.gelu, step 0, forward: approximate by default against tanh",
+        "the runs part at gelu in blocks.2.mlp.gelu, step 0, forward: approximate (default) against tanh",
         "gelu",
         ["≠ blocks.2.mlp.gelu changed, in B layers.2.feed_forward.gelu"],
     ),
@@ -167,7 +169,7 @@ def test_an_added_row_has_the_numbers_of_the_second_run_alone(
 
 
 def test_numbers_of_another_step_have_no_ratio(page: DrivenPage, files: dict[str, Path]) -> None:
-    page.open(files["eps"], "view=modules&step=1", width=1440, height=900)
+    page.open(files["eps"], "view=modules&step=1&columns=ratio:time", width=1440, height=900)
     head = texts(page, "[role=columnheader]")
     at = head.index("time B/A")
     assert set(texts(page, f".rows .row > :nth-child({at + 1})")) == {""}

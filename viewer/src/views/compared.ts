@@ -22,12 +22,27 @@ export class ComparedBar {
     this.element = h(
       "section",
       { class: `compared ${finding?.severity ?? ""}`, "aria-label": "Difference of two runs", hidden: !compared },
-      h("p", { class: "runs" }, ...nameRun("A", "first", one), ...nameRun("B", "second", other)),
+      h("p", { class: "runs" }, ...nameRun("A", "first run", one), ...nameRun("B", "second run", other)),
       h("p", { class: "answer" }, h("strong", { text: shorten(title, 300), dir: "auto" }), this.linkFirst()),
       h("p", { class: "dim", text: (finding?.lines ?? []).slice(0, LINES).map((line) => line.trim()).join("; ") }),
       compared?.advice ? h("p", { text: compared.advice }) : null,
       this.listChanged(),
+      this.explainNames(),
     ); // prettier-ignore
+  }
+
+  /** Says how a module is written that has another name in the second run; null if none has. */
+  private explainNames(): HTMLElement | null {
+    const { model } = this.context;
+    const row = Array.from(model.modules.order).findLast((each) => model.otherName("modules", each));
+    if (row === undefined) return null;
+    const [name, other] = [model.moduleName(row), model.otherName("modules", row)].map((text) =>
+      shorten(text, 40),
+    );
+    return h("p", {
+      class: "dim",
+      text: `${name} = ${other}: it is called ${name} in A and ${other} in B`,
+    });
   }
 
   /** Leads to the place where the runs part. */
@@ -67,8 +82,8 @@ export class ComparedBar {
 
 function nameRun(letter: string, nth: string, name: string): HTMLElement[] {
   return [
-    h("b", { text: letter }),
-    h("span", { text: shorten(name, 60), title: `${letter} is the ${nth} run: ${name}`, dir: "auto" }),
+    h("b", { text: `${letter} (${nth})` }),
+    h("span", { text: shorten(name, 60), title: `${letter} is the ${nth}: ${name}`, dir: "auto" }),
   ];
 }
 

@@ -2,9 +2,9 @@
 
 import type { Context } from "../context";
 import { button, h, replaceChildren } from "../dom";
-import { inFirst, inSecond, verdictColor } from "../difference";
+import { inFirst, inSecond, keyOfRatio, noiseOfRatio, type Noise, verdictColor } from "../difference";
 import { formatNumber, formatValue, shorten } from "../format";
-import type { Column } from "../payload";
+import type { Column, ColumnSpec } from "../payload";
 import { drawHistogram, histogramAt } from "./histogram";
 
 /** Columns that say where a row stands, and are no facts of their own. */
@@ -151,7 +151,8 @@ export class DetailPane {
     const { model } = this.context;
     const { nodes } = model.payload.tables;
     const second = (name: string) => model.second("nodes", name);
-    const parts = [section("In this call", facts(nodes.columns, node, second))];
+    const noise = ({ kind }: ColumnSpec) => (kind === "seconds" ? () => Infinity : null);
+    const parts = [section("In this call", facts(nodes.columns, node, second, noise))];
     const twin = nodes.link("twin", node);
     const twins = [...(twin >= 0 ? [twin] : []), ...model.twinsOf.get(node)];
     const [from, to] = [model.into.get(node), model.outOf.get(node)];
@@ -189,7 +190,8 @@ export class DetailPane {
     const columns = modules.columns.map((column) => model.moduleColumn(column, moment));
     const second = (name: string) =>
       moment >= 0 && model.isKept(name) ? undefined : model.second("modules", name);
-    const parts = [section(`Module${step}`, facts(columns, module, second))];
+    const noise = ({ name }: ColumnSpec) => noiseOfRatio(model, keyOfRatio(name));
+    const parts = [section(`Module${step}`, facts(columns, module, second, noise))];
     const members = model.membersOf.get(module);
     if (members.length) {
       const links = members.map((row) =>
@@ -317,6 +319,7 @@ function facts(
   columns: readonly Column[],
   row: number,
   second: (name: string) => Column | undefined,
+  noise: (spec: ColumnSpec) => Noise | null,
 ): HTMLElement {
   const found = h("dl", {});
   const measures = new Set(columns.filter(({ spec }) => !spec.phase).map(({ spec }) => spec.measure));
@@ -333,7 +336,7 @@ function facts(
     const detail = byPhase.length > 1 ? byPhase.map(([text, phase]) => `${phase} ${text}`).join(" · ") : "";
     const text = formatValue(column, value);
     const isDull = spec.kind === "flag" && !value;
-    const inB = inSecond(column, second(spec.name), row);
+    const inB = inSecond(column, second(spec.name), row, noise(spec));
     if ((text && !isDull) || inB)
       found.append(
         h("dt", { text: column.spec.label, title: column.spec.about }),

@@ -212,9 +212,10 @@ export class ModuleTable implements View {
         label,
       );
     });
+    const title = this.context.model.second("modules", "label") ? "module = name in B" : "module";
     replaceChildren(
       this.head,
-      h("div", { role: "columnheader", text: "module", "aria-colindex": "1" }),
+      h("div", { role: "columnheader", text: title, "aria-colindex": "1" }),
       ...cells,
     );
   }
