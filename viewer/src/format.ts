@@ -95,3 +95,11 @@ export function shorten(text: string, most: number): string {
   const head = Math.ceil((most - 1) / 2);
   return `${text.slice(0, head)}…${text.slice(text.length - (most - 1 - head))}`;
 }
+
+/** What names have in common, without the number in which they differ: `x.layers` of `x.layers[0].keys` and others. */
+export function nameTogether(names: readonly string[]): string {
+  const [first, ...others] = names;
+  let end = first.length;
+  for (const name of others) while (!name.startsWith(first.slice(0, end))) end--;
+  return first.slice(0, end).replace(/\[\d*$/, "") || first;
+}

@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
 import { findRange, luminance, NONFINITE, Scale, textOn } from "../src/colors";
-import { formatBytes, formatCount, formatNumber, formatSeconds, shorten } from "../src/format";
+import { formatBytes, formatCount, formatNumber, formatSeconds, shorten, nameTogether } from "../src/format";
 import { Model } from "../src/model";
 import { OverlayMaker } from "../src/overlay";
 import { Tree } from "../src/tree";
@@ -72,6 +72,19 @@ test("a group without a value has the aggregate of what is inside it, as its col
   expect(values("most")).toEqual([3, 3, 2, 3]);
   expect(values("none")).toEqual([NaN, NaN, 2, 3]);
   expect(values("known")).toEqual([9, 5, 2, 3]);
+});
+
+test("several tensors of a structure have the name of what they are in", () => {
+  const names = [
+    "input['past'].layers[0].keys",
+    "input['past'].layers[0].values",
+    "input['past'].layers[11].keys",
+  ];
+  expect(nameTogether(names)).toBe("input['past'].layers");
+  expect(nameTogether(["a.layers[10]", "a.layers[11]"])).toBe("a.layers");
+  expect(nameTogether(["output[1][0]", "output[1][3]"])).toBe("output[1]");
+  expect(nameTogether(["mul", "mul"])).toBe("mul");
+  expect(nameTogether(["x", "y"])).toBe("x");
 });
 
 test("a parent that is not there, or that comes later, is none", () => {

@@ -100,6 +100,43 @@ def test_blocks_that_are_alike_fold_and_what_they_cost_is_summed():
     assert graph.unfold().view == graph_of(blocks.build.data()).view
 
 
+#: The names of the tensors in what a call is given, and the nodes that are shown for them.
+STRUCTURES: dict[str, tuple[list[str], list[str]]] = {
+    "cache": (
+        [f"['past'].layers[{layer}].{part}" for layer in range(12) for part in ("keys", "values")],
+        ["input['past'].layers ×24"],
+    ),
+    "tuples": ([f"[1][{layer}][{part}]" for layer in range(2) for part in range(2)], ["input[1] ×4"]),
+    "few": ([f"['states'][{at}]" for at in range(3)], [f"input['states'][{at}]" for at in range(3)]),
+    "arguments": ([f"[{at}]" for at in range(1, 6)], [f"input[{at}]" for at in range(1, 6)]),
+    "batch": (
+        [f"[1]['{name}']" for name in ("ids", "mask", "labels", "types")],
+        [f"input[1]['{name}']" for name in ("ids", "mask", "labels", "types")],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_the_tensors_of_a_structure_that_a_call_is_given_are_one_node(name: str):
+    slots, shown = STRUCTURES[name]
+    blocks = Blocks()
+    given = [blocks.tensor("input", slot) for slot in slots]
+    blocks.op(blocks.outer, "aten.cat.default", blocks.last, *given)
+    graph = blocks.folded()
+    labels = [f"{node.label} ×{node.repeats}".removesuffix(" ×1") for node in graph.nodes]
+    assert labels == ["input[0]", *shown, "cat"]
+    assert len(graph.unfold().nodes) == len(slots) + 2
+
+
+def test_tensors_of_a_structure_with_another_shape_are_another_node():
+    blocks = Blocks()
+    site = [blocks.build.site(blocks.net, "input", f"['past'].layers[{layer}]") for layer in range(8)]
+    given = [blocks.build.tensor([3 if at % 2 else 2], site=one) for at, one in enumerate(site)]
+    blocks.op(blocks.outer, "aten.cat.default", *given)
+    shown = [(node.label, node.repeats, node.shape) for node in blocks.folded().nodes if node.kind == "input"]
+    assert shown == [("input['past'].layers", 4, (2,)), ("input['past'].layers", 4, (3,))]
+
+
 def test_blocks_fold_in_backward_where_the_last_one_comes_first_although_gradients_are_accumulated_between_them():
     blocks = Blocks()
     for _ in range(3):

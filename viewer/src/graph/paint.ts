@@ -7,7 +7,7 @@ import type { Model } from "../model";
 import type { Overlay } from "../overlay";
 import type { Area, Painter } from "../painter";
 import type { Theme } from "../theme";
-import { shorten } from "../format";
+import { nameTogether, shorten } from "../format";
 import { CROWD, type GraphLayout, type Positions, ROW_GAP } from "./layout";
 import type { Level } from "./levels";
 import { route } from "./route";
@@ -184,9 +184,10 @@ export class GraphPainter {
     const sign = verdictSign(model.difference("nodes", node));
     const names = (sign ? `${sign} ` : "") + model.bothNames(node);
     if (!this.standsForOthers(scene, node)) return names;
-    const members = [node, ...model.foldedInto.get(node)].map((each) => Number(model.nodeName(each)));
-    const { low, high } = findRange(members);
-    const run = members.every(Number.isInteger) ? `${sign ? `${sign} ` : ""}${low}..${high}` : names;
+    const members = [node, ...model.foldedInto.get(node)].map((each) => model.nodeName(each));
+    const { low, high } = findRange(members.map(Number));
+    const isNumbered = members.every((name) => Number.isInteger(Number(name)));
+    const run = (sign ? `${sign} ` : "") + (isNumbered ? `${low}..${high}` : nameTogether(members));
     return `${run}  ×${model.graph.table.number("count", node)}`;
   }
 

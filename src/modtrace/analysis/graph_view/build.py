@@ -170,6 +170,7 @@ class _Visible:
         nth = [*layers.nth.tolist(), NONE]
         compiled = [*layers.compiled.tolist(), False]
         labels = [_shorten(name) for name in nodes.names]
+        structures = self.items.structures
         columns = (
             nodes.layer, nodes.kind, nodes.name, nodes.phase, nodes.tensor, nodes.args, nodes.start_ns, nodes.raised
         )  # fmt: skip
@@ -188,7 +189,7 @@ class _Visible:
             call = nth[layer]
             yield ViewNode._make((
                 keys[row], NODE_KINDS[kind], nodes.names[name],
-                labels[name] if _IS_NAMED_AS_OP[kind] else _label(kind, nodes.names[name], place),
+                labels[name] if _IS_NAMED_AS_OP[kind] else _label(kind, structures.get(row, nodes.names[name]), place),
                 "", place.path if place else None, place.root if place else None, None if call < 0 else call,
                 PHASES[phase] if phase >= 0 else None, box, count, count if kind == _OP else 0,
                 tensors.shapes[tensor] if tensor >= 0 else None, tensors.dtypes[tensor] if tensor >= 0 else None,

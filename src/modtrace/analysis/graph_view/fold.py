@@ -1,17 +1,27 @@
-"""Finds equal siblings with consecutive numbers in a graph: `layers.0` to `layers.31`."""
+"""Finds what a graph shows once: equal siblings, `layers.0` to `layers.31`, and the tensors of a structure."""
 
-from collections.abc import Iterator
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from ..graph.columns import LAYER_KINDS, MODULE, NONE, Graph
+from ..graph.columns import INPUT, LAYER_KINDS, MODULE, NODE_KINDS, NONE, OUTPUT, Graph
 from ..graph.layers import follow
-from ..tables.columns import Column, Rows
+from ..tables.columns import Column, Rows, take
 from .signatures import sign_layers
 
 _MODULE = LAYER_KINDS.index(MODULE)
+_OF_CALLS = [NODE_KINDS.index(kind) for kind in (INPUT, OUTPUT)]
+
+#: The name of a tensor in a structure with numbered parts, up to the first number: `['past_key_values'].layers` of
+#: `['past_key_values'].layers[0].keys`. The first part is the argument, or the output if there are several.
+_STRUCTURE = re.compile(r"((?:output)?(?:\[[^]]*\]|\.\w+).*?)\[\d+\]")
+
+#: A structure has at least this many tensors to be shown as one node.
+_FEWEST = 4
 
 
 class Run(NamedTuple):
@@ -28,12 +38,15 @@ class Folding:
     layer: Rows
     node: Rows
     runs: tuple[Run, ...]
+    #: The names of structures, such as a cache, by the first of their tensors, which is shown for all of them.
+    structures: Mapping[int, str]
 
 
 def fold_graph(graph: Graph, *, depth: int | None = None, apart: Column | None = None) -> Folding:
     """Folds runs of sibling layers that are equal inside, i.e. have the same ops, shapes, names and edges.
 
-    A run is folded only if no path leads from one of its layers through layers outside of the run to another.
+    A run is folded only if no path leads from one of its layers through layers outside of the run to another. Tensors
+    of one shape in a structure that a call takes or returns fold, too, as those of a cache.
 
     Args:
         graph: the graph.
@@ -47,7 +60,29 @@ def fold_graph(graph: Graph, *, depth: int | None = None, apart: Column | None =
             continue  # the run is inside a layer that is folded away itself
         runs.append(run)
         _map_onto_first(graph, run, layer, node)
-    return Folding(layer=follow(layer), node=follow(node), runs=tuple(runs))
+    structures = {}
+    for name, members in _find_structures(graph):
+        if node[members[0]] == members[0]:
+            structures[members[0]] = name
+            node[members] = members[0]
+    return Folding(layer=follow(layer), node=follow(node), runs=tuple(runs), structures=structures)
+
+
+def _find_structures(graph: Graph) -> Iterator[tuple[str, list[int]]]:
+    """Yields the name of each structure of tensors of one shape that a call takes or returns, with their nodes."""
+    nodes = graph.nodes
+    names = [match[1] if (match := _STRUCTURE.match(name)) else "" for name in nodes.names]
+    shape, dtype = (take(codes, nodes.tensor) for codes, _ in (graph.tensors.shape, graph.tensors.dtype))
+    found = defaultdict[tuple[str, int, int, int, int], list[int]](list)
+    for node in np.flatnonzero(np.isin(nodes.kind, _OF_CALLS)).tolist():
+        if name := names[int(nodes.name[node])]:
+            layer, kind, of_shape, of_dtype = (
+                int(at[node]) for at in (nodes.layer, nodes.kind, shape, dtype)
+            )
+            found[name, layer, kind, of_shape, of_dtype].append(node)
+    for (name, *_), members in found.items():
+        if len(members) >= _FEWEST:
+            yield name, members
 
 
 def _map_onto_first(graph: Graph, run: Run, layer: Rows, node: Rows) -> None:

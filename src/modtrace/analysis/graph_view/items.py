@@ -53,6 +53,7 @@ class Items:
         folding = seen.folding
         self.layer_for = np.arange(self.first_node) if folding is None else folding.layer
         self.node_for = np.arange(len(graph.nodes)) if folding is None else folding.node
+        self.structures = {} if folding is None else folding.structures
         closed = seen.closed if graph.has_ops else seen.closed | _has_none_inside(graph)
         shown_closed = np.zeros(self.first_node, bool)
         shown_closed[self.layer_for[closed]] = True  # closing a layer closes all layers folded with it

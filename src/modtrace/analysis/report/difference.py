@@ -188,11 +188,11 @@ def unite_graphs(
         "folded": np.full(len(added), NONE),
         "count": np.ones(len(added), np.int64),
     }
-    columns = [
-        difference_column(
-            graphs.differences[np.append(cut.shown, first + np.flatnonzero(shown))], DIFFERENCES
-        )
-    ]
+    codes = graphs.differences[np.append(cut.shown, first + np.flatnonzero(shown))]
+    folded = np.append(tables["nodes"]["folded"].values, np.full(len(added), NONE)).astype(np.int64)
+    members = np.flatnonzero(folded >= 0)
+    np.maximum.at(codes, folded[members], codes[members])  # the tensors of a structure may differ
+    columns = [difference_column(codes, DIFFERENCES)]
     for column in table.columns:
         if column.name in fixed:
             mine = order[cut.shown] if column.name == "order" else column.values[: len(cut.shown)]

@@ -133,7 +133,7 @@ def tabulate_modules(
         _count("parameters", "parameters", [node.parameters for node in nodes], default=True, overlay=True),
         _count("calls", "calls", [node.calls for node in nodes], overlay=True),
         *list_times(lambda phase, name: _read_times(nodes, phase, name), clock),
-        *_spread_over_steps(nodes, clock),
+        *_range_over_steps(nodes, clock),
         *_costs(rows, ops),
         *_memory(rows, memory),
         *list_statistics(_NodeStatistics(nodes)),
@@ -153,7 +153,7 @@ def _read_times(nodes: Sequence[ModuleNode], phase: str, name: str) -> Column:
     return optional(getattr(one, name) / 1e9 if one.calls or one.total_ns else None for one in times)
 
 
-def _spread_over_steps(nodes: Sequence[ModuleNode], clock: str) -> Iterator[ReportColumn]:
+def _range_over_steps(nodes: Sequence[ModuleNode], clock: str) -> Iterator[ReportColumn]:
     """Yields how far the times of several steps lie apart, by phase, and the number of steps."""
     over_steps = {
         phase: known
