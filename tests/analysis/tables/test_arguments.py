@@ -19,7 +19,7 @@ from modtrace.analysis.tables.arguments import compare_arguments
         ('{"dim": [0, 1]}', '{"dim": [-2, 1]}', (2, 2), ()),
         ('{"dim0": 0, "dim1": 1}', '{"dim0": -2, "dim1": 1}', (2, 3), ("dim1 1 against 1",)),
         ('{"eps": 1e-05, "device": "cpu"}', '{"eps": 0.001}', (2, 2), ("eps 1e-05 against 0.001",)),
-        ('{"other": 2}', "{}", (2, 2), ("other 2 against by default",)),
+        ('{"other": 2}', "{}", (2, 2), ("other 2 against (default)",)),
         (None, "{}", (2, 2), ()),
     ],
 )

@@ -231,12 +231,3 @@ def common_layer(low: Rows, high: Rows, parent: Rows, last: Rows) -> Rows:
         low[climbing] = parent[low[climbing]]
         climbing = climbing[low[climbing] >= 0]
     return low
-
-
-def follow(leads_to: Rows) -> Rows:
-    """Returns the end of each chain of references; a row at the end refers to itself."""
-    while True:
-        further = leads_to[leads_to]
-        if np.array_equal(further, leads_to):
-            return leads_to
-        leads_to = further

@@ -5,8 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..graph.columns import LEAF_KINDS, NODE_KINDS, NONE, Graph
-from ..graph.layers import follow
-from ..tables.columns import Rows
+from ..tables.columns import Rows, follow
 
 
 def without_views(graph: Graph) -> Graph:

@@ -9,8 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..graph.columns import INPUT, LAYER_KINDS, MODULE, NODE_KINDS, NONE, OUTPUT, Graph
-from ..graph.layers import follow
-from ..tables.columns import Column, Rows, take
+from ..tables.columns import Column, Rows, follow, take
 from .signatures import sign_layers
 
 _MODULE = LAYER_KINDS.index(MODULE)

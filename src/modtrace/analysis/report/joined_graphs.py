@@ -8,9 +8,8 @@ import numpy as np
 from ...recording.phase import FORWARD, PHASES
 from ..divergence.run_pair import CHANGED, FOLLOWS, RESHAPED, Alone, RunPair
 from ..graph.columns import LEAF_KINDS, NODE_KINDS, OP, Graph
-from ..graph.layers import follow
 from ..tables.calls import iterate_levels
-from ..tables.columns import Bools, Column, Rows, find_rows, take
+from ..tables.columns import Bools, Column, Rows, find_rows, follow, take
 from .limits import GraphCut
 from .modules import Place
 from .nodes import first_orders, tabulate_edges

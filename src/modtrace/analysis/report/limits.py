@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..graph.columns import Graph
-from ..graph.layers import follow
-from ..tables.columns import Column, Rows, take
+from ..tables.columns import Column, Rows, follow, take
 from .tables import NONE
 
 #: The share of the file that each large table may take, and the compressed size of one row in bytes, measured on a GPT

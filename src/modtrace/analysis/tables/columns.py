@@ -122,6 +122,15 @@ def take(column: Column, rows: Rows) -> Rows:
     return np.where(rows >= 0, column[rows], -1) if len(column) else np.full(len(rows), -1, np.int64)
 
 
+def follow(leads_to: Rows) -> Rows:
+    """Returns the end of each chain of references; a row at the end refers to itself."""
+    while True:
+        further = leads_to[leads_to]
+        if np.array_equal(further, leads_to):
+            return leads_to
+        leads_to = further
+
+
 def ranges(first: Rows, counts: Rows) -> Rows:
     """Returns the numbers of the rows in several ranges, each given by its first row and its length, concatenated."""
     before = np.cumsum(counts) - counts

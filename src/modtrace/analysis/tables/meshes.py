@@ -13,9 +13,21 @@ from ...recording.arrow.arrays import from_numpy, to_numpy
 from ...recording.phase import BACKWARD, PHASES
 from ...recording.protocols import RecordingData
 from ...recording.role import GRAD_INPUT, GRAD_OUTPUT, OP_OUTPUT
-from .columns import ArrowTable, Column, column_of, find_rows, take
+from .columns import (
+    ArrowTable,
+    Bools,
+    Column,
+    Groups,
+    Rows,
+    column_of,
+    find_rows,
+    follow,
+    number_keys,
+    phase_codes,
+    take,
+)
 from .merged_rows import POWERS
-from .op_flow import read_op_flow
+from .op_flow import OpFlow, read_op_flow
 from .rank_values import read_rank_values
 from .ranks import BATCHED, RanksData
 from .tensors import read_sizes, widen
@@ -51,12 +63,21 @@ def make_comparable(a: RecordingData, b: RecordingData, noise: Sequence[Recordin
 
 
 def _have_other_meshes(a: RecordingData, b: RecordingData) -> bool:
-    if a.meta.world_size != b.meta.world_size or _degree_of(a) != _degree_of(b):
-        return True
-    of_a, of_b = (run.layout if isinstance(run, RanksData) else {} for run in (a, b))
+    """Returns whether two runs are laid out otherwise, by their parameters, else by their process groups.
+
+    Only where neither tells, it is measured: how many ranks have other outputs, which a lost sampler changes, too.
+    """
+    if a.meta.world_size != b.meta.world_size or not isinstance(a, RanksData) or not isinstance(b, RanksData):
+        return a.meta.world_size != b.meta.world_size or _degree_of(a) != _degree_of(b)
+    of_a, of_b = a.layout, b.layout
     if common := of_a.keys() & of_b.keys():  # one run may have more parameters than the other
-        return any(of_a[parameter] != of_b[parameter] for parameter in common)
-    return bool(of_a and of_b) and {*of_a.values()} != {*of_b.values()}
+        if any(of_a[parameter] != of_b[parameter] for parameter in common):
+            return True
+    elif of_a and of_b and {*of_a.values()} != {*of_b.values()}:
+        return True
+    if any(mesh is not None for mesh, _ in (*of_a.values(), *of_b.values())):
+        return False
+    return a.groups != b.groups if a.groups and b.groups else a.degree != b.degree
 
 
 def _degree_of(run: RecordingData) -> int:
@@ -124,32 +145,80 @@ def _scale_gradients(data: RecordingData, factor: float) -> RecordingData:
     return data if factor == 1 else WithTables(data, values=lambda: _scale(data, factor))
 
 
-def _find_ops_without_gradient(data: RecordingData) -> Column:
-    """Returns the ids of ops of backward that read no gradient, but what their forward op read or returned.
+def find_ops_without_gradient(data: RecordingData) -> Column:
+    """Returns the ids of ops of backward whose outputs do not depend on the gradient that their autograd node is given.
 
-    Such an op computes a factor, as `x ** 1` for a square; others of the same backward may compute it on from there.
+    Such an op reads nothing, or what was there after forward, or what other such ops of its node returned. It computes
+    a factor, as `x ** 1` for a square. What was there is what the node's op read or returned; for a custom
+    `autograd.Function`, which is no op, what the ops of its module's forward read or returned. Of a function outside of
+    modules that is not known: the gradient that the program passes would look alike.
     """
     flow, ops = read_op_flow(data), data.table("ops")
-    forward = find_rows(flow.op_id, column_of(ops, "forward_op_id"))
-    size, maker = len(flow.tensors), flow.tensors.producer
-    made = np.flatnonzero(maker >= 0)
-    known = np.concatenate([flow.reader * size + flow.read, maker[made] * size + made])
-    is_free, count = np.zeros(len(flow.op_id), bool), -1
-    while is_free.sum() > count:
-        count = is_free.sum()
-        is_free = np.zeros(len(flow.op_id), bool)
-        is_free[flow.reader] = forward[flow.reader] >= 0
-        is_free[flow.reader[~np.isin(forward[flow.reader] * size + flow.read, known)]] = False
-        of_free = made[is_free[maker[made]]]
-        known = np.append(known, forward[maker[of_free]] * size + of_free)
-    return flow.op_id[is_free]
+    sequence, thread = (column_of(ops, name) for name in ("sequence_nr", "sequence_thread"))
+    phase = phase_codes(ops["phase"])
+    in_node = (phase == PHASES.index(BACKWARD)) & (sequence >= 0)
+    node, _ = number_keys((sequence, sequence[:0]), (thread, thread[:0]))
+    of_forward, of_module = _number_makers(data, ops)
+    base = _find_bases(flow, column_of(ops, "is_view") > 0)
+    # The reads of ops in nodes: from an op of the same node, or of what was there before.
+    rows = np.flatnonzero(in_node[flow.reader])
+    reader, read = flow.reader[rows], flow.read[rows]
+    maker = flow.tensors.producer[read]
+    from_node = (maker >= 0) & in_node[maker] & (node[maker] == node[reader])
+    was_there = _are_there(flow, base, np.arange(len(ops)), of_forward[reader], read)
+    is_own = (phase >= 0) & (phase != PHASES.index(BACKWARD))
+    was_there |= _are_there(
+        flow, base, np.where(is_own, of_module, -1), np.where(of_forward < 0, of_module, -1)[reader], read
+    )
+    has_gradient = ~in_node
+    waiting = np.unique(reader[~from_node & ~was_there])
+    behind = Groups(maker[from_node], reader[from_node], len(ops))
+    while len(waiting):
+        has_gradient[waiting] = True
+        readers = np.concatenate([behind[op] for op in waiting.tolist()])
+        waiting = np.unique(readers[~has_gradient[readers]])
+    return np.asarray(flow.op_id[~has_gradient])
+
+
+def _number_makers(data: RecordingData, ops: ArrowTable) -> tuple[Rows, Rows]:
+    """Returns the forward op of each op, as a row, and a number of the forward call it belongs to; -1 for none."""
+    calls, op_id = data.table("calls"), column_of(ops, "op_id")
+    call_id = column_of(calls, "call_id")
+    origin = np.arange(len(calls))
+    for name in ("forward_call_id", "recompute_of"):  # a backward may refer to a recompute
+        earlier = find_rows(call_id, column_of(calls, name))
+        origin = np.where(earlier[origin] >= 0, earlier[origin], origin)
+    return (
+        find_rows(op_id, column_of(ops, "forward_op_id")),
+        take(origin, find_rows(call_id, column_of(ops, "call_id"))),
+    )
+
+
+def _find_bases(flow: OpFlow, is_view: Bools) -> Rows:
+    """Returns for each tensor the one that it is a view of, as of a saved output that autograd has detached."""
+    base, made = np.arange(len(flow.tensors)), np.flatnonzero(flow.tensors.producer >= 0)
+    viewed = flow.first_read[flow.tensors.producer[made]]
+    is_of_view = is_view[flow.tensors.producer[made]] & (
+        viewed < flow.first_read[flow.tensors.producer[made] + 1]
+    )
+    base[made[is_of_view]] = flow.read[viewed[is_of_view]]
+    return follow(base)
+
+
+def _are_there(flow: OpFlow, base: Rows, owner: Rows, of_reads: Rows, read: Rows) -> Bools:
+    """Returns which tensors that are read were read or returned by ops with the same owner; -1 is none."""
+    size, made = len(flow.tensors), np.flatnonzero(flow.tensors.producer >= 0)
+    owners = np.concatenate([owner[flow.reader], owner[flow.tensors.producer[made]]])
+    tensors = np.concatenate([flow.read, made])
+    known = (owners * size + base[tensors])[owners >= 0]
+    return np.asarray((of_reads >= 0) & np.isin(of_reads * size + base[read], known))
 
 
 def _scale(data: RecordingData, factor: float) -> ArrowTable:
     table = data.table("values")
     values = PlacedValues(data=data, table=table)
     in_backward = values.is_of(OP_OUTPUT) & (values.phase == PHASES.index(BACKWARD))
-    in_backward &= ~np.isin(column_of(table, "op_id"), _find_ops_without_gradient(data))
+    in_backward &= ~np.isin(column_of(table, "op_id"), find_ops_without_gradient(data))
     is_scaled = (values.is_of(*_SCALED) | in_backward) & (values.numel > 1)
     for name, power in {"min": 1, "max": 1, "sum": 1, **POWERS}.items():
         numbers = to_numpy(table[name], null=np.nan)

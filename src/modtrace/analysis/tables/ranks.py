@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import combinations
+from itertools import chain, combinations
 from typing import NamedTuple
 
 import numpy as np
@@ -100,6 +100,12 @@ class RanksData:
             (modules.get(module), slots[slot]): (texts[0][mesh], texts[1][placements])
             for module, slot, mesh, placements in found.T.tolist()
         }
+
+    @cached_property
+    def groups(self) -> frozenset[str]:
+        """The global ranks of each process group that a recorded collective ran in: `0-3,8`."""
+        found = [data.table("collectives")["ranks"].unique().to_pylist() for _, data in self.ranks]
+        return frozenset(filter(None, chain.from_iterable(found)))
 
     @property
     def most_parts(self) -> int:
