@@ -109,6 +109,39 @@ def test_backward_that_hangs_has_its_modules_with_their_times() -> None:
     ]
 
 
+def test_every_backward_that_runs_is_shown_with_its_modules() -> None:
+    """One that a hook of another one runs is inside of that."""
+    inner, outer = nn.Sequential(nn.Linear(4, 4)), Net("forward")
+    shown: list[str] = []
+
+    class Hang(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            shown.append(describe_running())
+            return gradient
+
+    class Nested(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            with torch.enable_grad():
+                Hang.apply(inner(torch.ones(2, 4))).sum().backward()
+            return gradient
+
+    outer.waits.may_go_on.set()
+    with modtrace.record([inner, outer], backward_times=True):
+        Nested.apply(outer(torch.ones(2, 4))).sum().backward()
+    lines = [line.split("  for ")[0] for line in shown[0].splitlines()]
+    assert [line for line in lines if "backward)" in line] == ["  backward  (backward)"] * 2
+
+
 def test_backward_without_times_says_how_its_modules_get_known() -> None:
     assert while_it_waits("backward")[2:] == [
         "  backward  (backward)  for a while",
@@ -161,6 +194,7 @@ def test_handler_is_appended_once_and_removed() -> None:
         ("tabulate", "the debug server needs tabulate, which is not installed here"),
         ("jinja2", "the debug server needs jinja2, which is not installed here"),
         ("aiohttp requests", "the debug server needs aiohttp, which is not installed here"),
+        ("torch.distributed.debug._debug_handlers", "this version of torch has no debug server"),
     ],
 )
 def test_page_is_left_out_with_a_reason(lacks: str, reason: str, tmp_path: Path) -> None:

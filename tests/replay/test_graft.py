@@ -231,7 +231,7 @@ def test_globs_choose_modules_and_a_path_names_the_recording(tmp_path: Path) -> 
     with modtrace.record(model, values=WHOLE, to=tmp_path / "run.modtrace"):
         expected = outputs_of(model, x)
     assert not are_equal(outputs_of(other, x), expected)
-    for paths in ("*.0", "**.0", ["0.0", re.compile(r"^1\.")]):
+    for paths in ("*.0", "**.0", ["0.0", re.compile(r"^1\.")], {"0.0", re.compile(r"^1\.")}):
         with modtrace.graft(other, tmp_path / "run.modtrace", paths):
             assert are_equal(outputs_of(other, x), expected)
 

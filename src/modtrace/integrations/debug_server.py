@@ -1,6 +1,5 @@
 """Adds a page to the debug server of torch.distributed: what each rank runs now, also while its program hangs."""
 
-import os
 import time
 import warnings
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..api.live import LiveRecording
+from ..collect.recorder.launch import find_launch
 from ..collect.recorder.running import list_recordings
 from ..collect.scopes import process
 from ..collect.scopes.all_threads import RunningWork, list_running
@@ -137,7 +137,7 @@ def _describe_recording(recording: object, steps: int, now_ns: int) -> Iterator[
 
 def _describe_collective(path: Path, now_ns: int) -> Iterator[str]:
     """Yields a line on the newest collective of this rank, which a recording on disk has in a file of its own."""
-    rank = int(os.environ.get("RANK", "0"))
+    rank = find_launch().rank
     folders = [folder for folder in rank_folders(path) if rank_of(folder) == rank]
     rows = [row for row in read_ring(folders[-1]) if row["name"] != LAST] if folders else []
     if rows:

@@ -3,7 +3,7 @@
 import functools
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
@@ -45,7 +45,11 @@ class HasData(Protocol):
 def graft(
     model: nn.Module,
     recording: HasData | str | os.PathLike[str],
-    paths: str | re.Pattern[str] | Sequence[str | re.Pattern[str]] | Mapping[str, str],
+    paths: str
+    | re.Pattern[str]
+    | Sequence[str | re.Pattern[str]]
+    | Set[str | re.Pattern[str]]
+    | Mapping[str, str],
     *,
     step: int | None = None,
 ) -> Iterator[None]:
@@ -65,8 +69,8 @@ def graft(
         model: the model that runs in the block.
         recording: a recording with whole tensors, or the path of one, as `record(model,
             values=modtrace.Capture(roles="output", include="blocks.3.attn", tensors=True))` makes.
-        paths: which modules: a path, a glob such as `blocks.*.attn`, a regular expression, or a list of those; a dict
-            of paths in `model` and paths in the recording, if it names them otherwise.
+        paths: which modules: a path, a glob such as `blocks.*.attn`, a regular expression, or a list or set of
+            those; a dict of paths in `model` and paths in the recording, if it names them otherwise.
         step: the step of the recording; None if whole outputs of one step alone were kept.
 
     Raises:
@@ -124,7 +128,7 @@ def _choose_modules(model: Any, paths: Any) -> Iterator[tuple[nn.Module, str, st
                 )
             yield modules[path], path, there
         return
-    chosen = PathFilter(to_patterns("paths", paths))
+    chosen = PathFilter(to_patterns("paths", sorted(paths, key=str) if isinstance(paths, Set) else paths))
     if missing := unmatched(chosen, modules):
         near = describe_unmatched(
             [one._replace(argument="paths") for one in missing], modules, what=f"module of {name}"

@@ -18,6 +18,8 @@ def find_missing_part() -> str | None:
     try:
         from torch.distributed.debug._debug_handlers import default_handlers  # noqa: F401
     except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] == "torch":
+            return "this version of torch has no debug server"
         return f"the debug server needs {error.name}, which is not installed here"
     except ImportError as error:
         return f"the debug server of this torch cannot be imported: {error}"

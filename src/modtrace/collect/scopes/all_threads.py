@@ -42,9 +42,11 @@ def _of_thread(log: ThreadLog) -> Iterator[RunningWork]:
     segments = [*(segment for _, _, segment in [*log.suspended]), log.segment]
     open_ones = [segment for segment in segments if segment is not None]
     yield from (call for segment in open_ones if segment.task < 0 for call in _of_segment(log, segment))
-    backward = log.backward
-    if backward is not None:
-        yield from _of_backward(log, backward)
+    nested, backward = list[Backward](), log.backward
+    while backward is not None:
+        nested.append(backward)
+        backward = backward.outer_of_thread
+    yield from (call for one in reversed(nested) for call in _of_backward(log, one))
     yield from (call for segment in open_ones if segment.task >= 0 for call in _of_segment(log, segment))
 
 
