@@ -200,3 +200,19 @@ def test_an_unknown_table_is_refused_with_those_there_are(model):
         pass
     with pytest.raises(ValueError, match="no table 'call' in a recording; there are: modules, sites, calls"):
         rec.table("call")
+
+
+def test_the_tree_of_a_run_without_nan_does_not_search_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise AssertionError("it searches")
+
+    def build(numbers: list[float]) -> modtrace.Recording:
+        made = RecordingBuilder(complete=True)
+        made.step(0, 0, 100)
+        made.output(made.call(made.module("", "Net"), 0, 90, nth=0), numbers)
+        return modtrace.Recording(made.data())
+
+    monkeypatch.setattr("modtrace.api.recording.run_checks", fail)
+    assert build([1.0, 2.0]).module_tree().values_step == 0
+    with pytest.raises(AssertionError, match="it searches"):
+        build([1.0, float("nan")]).module_tree()

@@ -3,15 +3,23 @@
 import math
 import os
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from builders import RecordingBuilder
 from helpers.command_line import Command
+from helpers.growing_run import GrowingRun
 from helpers.report_pages import read_payload
+from modtrace.analysis.divergence.answer import Comparison
+from modtrace.analysis.divergence.compare import compare_recordings
+from modtrace.analysis.tables.ranks import RanksData
 from modtrace.api import report
 from modtrace.api.recording import open_recording
+from modtrace.recording.protocols import RecordingData
 from modtrace.store.copy import write_recording
+from modtrace.store.reader import FolderReader
 from modtrace.views.html.page import size_without_data
 
 
@@ -210,3 +218,40 @@ def test_runs_that_cannot_be_compared_are_refused_as_compare_refuses_them(
     told = command("view", "a.modtrace", *options, code=2).err
     assert message in told and "Traceback" not in told
     assert not Path("a.html").exists()
+
+
+def test_every_rank_of_a_run_that_is_being_written_is_compared_as_it_is_at_one_moment(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step of each rank is written whenever a table is read."""
+    runs = [
+        GrowingRun(tmp_path / name, steps=300, rank=rank, world_size=2, run_id=name)
+        for name in ("a", "b")
+        for rank in range(2)
+    ]
+    read = FolderReader._read
+    seen: list[dict[str, int]] = []
+
+    def grow_and_read(self: FolderReader, name: str) -> pa.Table:
+        for run in runs:
+            run.go_on()
+        return read(self, name)
+
+    def compare(a: RecordingData, b: RecordingData, **options: Any) -> Comparison:
+        for data in (a, b):
+            assert isinstance(data, RanksData)
+            seen.extend(
+                {name: of_rank.table(name).num_rows for name in ("steps", "calls", "values")}
+                for _, of_rank in data.ranks
+            )
+        return compare_recordings(a, b, **options)
+
+    monkeypatch.setattr(FolderReader, "_read", grow_and_read)
+    monkeypatch.setattr("modtrace.cli.view.compare_recordings", compare)
+    command("view", str(tmp_path / "a"), "--against", str(tmp_path / "b"), "-o", str(tmp_path / "page.html"))
+    assert len(seen) == 4
+    for counts in seen:
+        assert counts["steps"] <= counts["calls"] < 300
+        assert counts["values"] <= counts["calls"]
+    for run in runs:
+        run.close()

@@ -1,6 +1,7 @@
 """A recording that is written step by step, for what follows it."""
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -12,8 +13,8 @@ from modtrace.store.writer import FolderWriter
 class GrowingRun:
     """A recording that is written step by step, until all of its steps are."""
 
-    def __init__(self, to: Path, steps: int = 6) -> None:
-        build = RecordingBuilder()
+    def __init__(self, to: Path, steps: int = 6, **meta: Any) -> None:
+        build = RecordingBuilder(**meta)
         net = build.module("", "Net")
         for step in range(steps):
             build.step(step, 100 * step, 100 * step + 90)

@@ -23,6 +23,7 @@ from ..analysis.values.selection import Selection
 from ..recording.options.capture import Patterns
 from ..recording.options.schedule import to_step_range
 from ..recording.role import OUTPUT
+from ..recording.statistics.moments import holds_nonfinite, nonfinite_steps
 from ..store.copy import write_recording
 from ..store.reader import FolderReader, open_last_attempts
 from ..views.common.columns import Color
@@ -117,7 +118,12 @@ class Recording(RecordedTables, answers.Displayed):
             TypeError, ValueError: there are no such steps.
         """
         values_step = None
-        if step is None and steps is None:
+        values, sites = self.data.table("values"), self.data.table("sites")
+        if (
+            step is None
+            and steps is None
+            and (nonfinite_steps(values, sites) or holds_nonfinite(values, sites))
+        ):
             values_step = find_bad_step(run_checks(self.data, (NONFINITE,)))
         tree = build_module_tree(self.data, step=step, steps=steps, values_step=values_step)
         return answers.ShownModuleTree.of(tree)

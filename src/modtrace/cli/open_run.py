@@ -16,6 +16,7 @@ from ..errors import NothingRecordedError, RecordingError
 from ..recording.protocols import RecordingData
 from ..recording.suggestions import did_you_mean, ranges_of
 from ..store.reader import FolderReader, open_last_attempts
+from ..store.snapshot import Snapshot
 
 #: The type of the value of `--step` before the recording is open.
 AskedStep = int | str | None
@@ -62,7 +63,7 @@ def open_with_rows(run: str, *tables: str, reads_all: bool = False) -> Recording
 
 
 def open_together(run: str, *tables: str) -> RecordingData:
-    """Returns the recording in the folder `run`; the ranks that `--rank` chooses, of several, as one.
+    """Returns the recording in the folder `run` as it is now; the ranks that `--rank` chooses, of several, as one.
 
     Raises: as `open_with_rows`.
     """
@@ -71,7 +72,12 @@ def open_together(run: str, *tables: str) -> RecordingData:
         click.echo(
             f"Ranks of {run} are missing: {ranges_of(missing)}. What they had is not compared.", err=True
         )
-    return _check(run, as_one(ranks, missing), tables)
+    return _check(run, as_one([(rank, hold(data)) for rank, data in ranks], missing), tables)
+
+
+def hold(data: RecordingData) -> RecordingData:
+    """Returns a recording; of one that is still being written what is there now."""
+    return Snapshot(data) if isinstance(data, FolderReader) and not data.is_closed else data
 
 
 class ChosenRanks(NamedTuple):

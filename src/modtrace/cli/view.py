@@ -13,11 +13,10 @@ from ..api.report import MAX_MB, make_report
 from ..errors import NothingRecordedError
 from ..recording.protocols import RecordingData
 from ..store.reader import FolderReader
-from ..store.snapshot import Snapshot
 from ..views.common.numbers import format_bytes
 from ..views.common.whole_file import write_pieces
 from .follow import FollowedReport, ReportServer
-from .open_run import AskedStep, errors_of, open_together, open_with_rows, read_step, step_option
+from .open_run import AskedStep, errors_of, hold, open_together, open_with_rows, read_step, step_option
 from .output import print_text, tell, tell_marks, wrap
 
 _STDOUT = "-"
@@ -73,7 +72,7 @@ def view(
     """
     # Two runs are compared as `modtrace compare` does it: of each all ranks, or those that --rank chooses.
     opened = open_with_rows(run) if against is None else open_together(run)
-    data = _hold(opened)
+    data = hold(opened)
     number = read_step(run, data, step)
     if rules and against is None:
         raise click.BadParameter("give the other recording, too: --against OTHER", param_hint="--map")
@@ -97,11 +96,6 @@ def view(
         tell_marks(data.meta.marks)
 
 
-def _hold(data: RecordingData) -> RecordingData:
-    """Returns a recording; of one that is still being written what is there now."""
-    return Snapshot(data) if isinstance(data, FolderReader) and not data.is_closed else data
-
-
 def _follow(data: RecordingData, step: int | None, max_mb: float) -> None:
     """Serves the report until Ctrl-C."""
     assert isinstance(data, FolderReader)  # several ranks are not shown together
@@ -115,7 +109,7 @@ def _follow(data: RecordingData, step: int | None, max_mb: float) -> None:
 
 
 def _compare(data: RecordingData, run: str, against: str, rules: tuple[str, ...]) -> Comparison:
-    other = _hold(open_together(against))
+    other = open_together(against)
     with errors_of(f"{run} and {against}", data):
         return compare_recordings(data, other, rules=rules)
 

@@ -2,6 +2,7 @@
 
 import pyarrow as pa
 
+from ..errors import RecordingError
 from ..recording.raw_tensor import RawTensor
 from ..recording.schema import schema, schemas
 from .reader import FolderReader
@@ -15,13 +16,9 @@ class Snapshot:
     """
 
     def __init__(self, reader: FolderReader) -> None:
-        """Reads all tables.
-
-        Raises:
-            RecordingError: as `FolderReader.table` raises.
-        """
+        """Reads all tables."""
         self._reader = reader
-        self._tables = {name: reader.table(name) for name in reversed(list(schemas()))}
+        self._tables = {name: _read(reader, name) for name in reversed(list(schemas()))}
         self.meta = reader.meta
 
     def table(self, name: str) -> pa.Table:
@@ -29,10 +26,22 @@ class Snapshot:
 
         Raises:
             ValueError: there is no such table.
+            RecordingError: as `FolderReader.table` raises.
         """
         schema(name)
-        return self._tables[name]
+        found = self._tables[name]
+        if isinstance(found, RecordingError):
+            raise found
+        return found
 
     def tensor(self, blob: str) -> RawTensor:
         """Returns a whole tensor, as `FolderReader.tensor` does."""
         return self._reader.tensor(blob)
+
+
+def _read(reader: FolderReader, name: str) -> pa.Table | RecordingError:
+    """Returns a table, or why it cannot be read."""
+    try:
+        return reader.table(name)
+    except RecordingError as error:
+        return error
