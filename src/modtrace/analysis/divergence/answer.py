@@ -171,9 +171,8 @@ class Comparison:
     made: int  # how many of those made a difference themselves, at the places of `divergences`
     is_void: bool  # whether the inputs have other shapes, so that most outputs could not be compared
     unmeasured: int  # aligned tensors that were not compared, as they are unlike or measurements are missing
-    unmeasured_why: tuple[
-        tuple[str, int], ...
-    ]  # the reasons of those, each with its number, the most frequent first
+    #: The reasons of those, each with its number, the most frequent first.
+    unmeasured_why: tuple[tuple[str, int], ...]
     metrics: tuple[tuple[str, int], ...]  # how many tensors were compared by each metric
     by_ops: bool  # whether both recordings have outputs of ops
     noise: str  # the source of the noise: given, measured or assumed
