@@ -117,7 +117,7 @@ def _add_numbers(values: Any, numbers: bytearray) -> dict[str, Any]:
 
 
 def _add_times(seconds: Any, numbers: bytearray) -> dict[str, Any] | None:
-    """Appends times in whole nanoseconds, which compress better than floating-point numbers, as differences if they rise.
+    """Appends times in whole nanoseconds, which compress better than floating point, as differences if they rise.
 
     Nothing is appended, and the result is None, where they are no whole nanoseconds, or long for numbers of 24 bits.
     """
