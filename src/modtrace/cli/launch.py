@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 import click
 
@@ -35,7 +36,8 @@ def start_ranks(count: str, arguments: Sequence[str]) -> int:
 
     The ranks meet at a free port of this machine.
     """
-    require("torch", "modtrace record")
+    if find_spec("torch") is None:  # importing it would take seconds, and each rank imports it
+        require("torch", "modtrace record")
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
     with subprocess.Popen([*launcher, "-m", "--", "modtrace", "record", *arguments]) as started:
         while True:
