@@ -1,8 +1,11 @@
 """Who made a difference, who has inherited it, and how many tensors there are of each."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 
 import modtrace
 from modtrace.analysis.divergence.answer import Comparison
@@ -183,3 +186,61 @@ def test_op_of_an_optimizer_that_one_run_lacks_is_in_the_optimizer() -> None:
     assert str(found).startswith(
         "the runs part at update weight, step 0, optimizer: only the second run has add_ x2\n"
     )
+
+
+class Between(nn.Module):
+    """A function between two layers; what its backward reads may be spoiled."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor], spoils: float = 1.0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.before, self.after = nn.Linear(16, 32), nn.Linear(32, 4)
+        self.function, self.spoils = function, spoils
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.before(x)
+        y = self.function(x)
+        x.detach().numpy()[:] *= self.spoils  # behind the back of autograd
+        return self.after(y)
+
+
+#: What differs between two runs in forward, whose backwards are its consequences however much more they differ.
+EXPLAINED: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "gelu": (functional.gelu, lambda x: functional.gelu(x, approximate="tanh")),
+    "slope": (lambda x: functional.leaky_relu(x, 0.01), lambda x: functional.leaky_relu(x, 0.2)),
+    "power": (lambda x: x.abs() ** 2.0, lambda x: x.abs() ** 2.01),
+    "eps": (lambda x: functional.layer_norm(x, (32,)), lambda x: functional.layer_norm(x, (32,), eps=0.1)),
+    "clamp": (lambda x: x.clamp(-0.5, 0.5), lambda x: x.clamp(-0.5, 0.501)),
+    "threshold": (lambda x: functional.threshold(x, 0.0, 0.0), lambda x: functional.threshold(x, 1e-3, 0.0)),
+}
+
+
+@pytest.mark.parametrize("capture", ["tensors", "sketch"])
+@pytest.mark.parametrize("name", EXPLAINED)
+def test_a_backward_that_its_forward_explains_is_not_blamed(name: str, capture: str) -> None:
+    found = compare_between(*map(Between, EXPLAINED[name]), capture)
+    assert [place.phase for place in found.divergences] == ["forward"]
+
+
+@pytest.mark.parametrize("capture", ["tensors", "sketch"])
+def test_a_saved_tensor_that_is_spoiled_as_well_is_blamed_beside_the_forward(capture: str) -> None:
+    one, other = EXPLAINED["gelu"]
+    found = compare_between(Between(one), Between(other, spoils=1.5), capture)
+    assert [(place.op, place.phase) for place in found.divergences] == [
+        ("aten.gelu.default", "forward"),
+        ("aten.gelu_backward.default", "backward"),
+    ]
+    frame = found.to_frame()
+    of_backward = frame[frame["op"] == "aten.gelu_backward.default"]
+    assert set(of_backward["verdict"]) <= {"made", "amplified"}
+
+
+def compare_between(one: nn.Module, other: nn.Module, capture: str) -> Comparison:
+    values = modtrace.Capture(roles=["output", "op_output", "leaf"], hash=True, **{capture: True})
+    recordings = []
+    for model in (one, other):
+        with modtrace.record(model, ops=True, values=values) as rec:
+            x = torch.randn(256, 16, generator=torch.Generator().manual_seed(1))
+            model(x).square().mean().backward()
+        recordings.append(rec)
+    return modtrace.compare(*recordings)

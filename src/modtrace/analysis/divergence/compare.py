@@ -13,10 +13,11 @@ from ...recording.arrow.arrays import from_numpy
 from ...recording.phase import FORWARD, PHASES
 from ...recording.protocols import RecordingData
 from ...recording.role import OP_OUTPUT, OUTPUT
+from ...recording.statistics.moments import Numbers
 from ..alignment.align import align_tables, read_both
 from ..alignment.contract import Alignment
 from ..tables.calls import iterate_levels
-from ..tables.columns import ArrowTable, Column, Rows, build_table, decode, take_of_tables
+from ..tables.columns import ArrowTable, Bools, Column, Rows, build_table, decode, find_rows, take_of_tables
 from ..tables.meshes import make_comparable
 from ..tables.missing_rows import require_rows
 from ..tables.run import RunTables
@@ -38,7 +39,7 @@ from .answer import (
 from .culprits import Key
 from .details import Details
 from .environment import compare_environments
-from .errors import METRICS, NOTHING
+from .errors import HASHES, METRICS, NOTHING, STATISTICS
 from .kept_pairs import pair_runs
 from .names import explain_nothing, label, list_unmatched
 from .pairs import ComparedPairs, compare_pairs
@@ -47,6 +48,9 @@ from .recomputes import MergedPairs, compare_recomputed, merge_pairs
 
 #: The largest number of places that are described in full, and of those whose relation is searched for.
 _DESCRIBED, _RELATED = 100, 10
+
+#: How many times as far apart as statistics show tensors may be, at least where amplification is judged.
+_MORE_BY_STATISTICS = 10.0
 
 #: The largest number of points in the growth chart.
 _CHARTED = 10_000
@@ -132,8 +136,8 @@ def _build_answer(
     if first is None:
         cancelling = choose_cancelling(ranking, merged.collect([part.a.are_results for part in parts]))
         first = cancelling[0] if cancelling else None
-    verdicts = _excuse_backwards(merged, ranking.find_verdicts(first), first)
-    chosen = _choose_places(merged, details, verdicts, first)
+    verdicts, are_unexplained = _excuse_backwards(merged, ranking.find_verdicts(first), first)
+    chosen = _choose_places(merged, details, verdicts, first, are_unexplained)
 
     def describe(pair: int) -> Divergence:
         part, position = merged.locate(pair)
@@ -213,23 +217,60 @@ def _explain_unmeasured(part: ComparedPairs) -> Counter[str]:
     return Counter(why.tolist())
 
 
-def _excuse_backwards(merged: MergedPairs, verdicts: Column, first: int | None) -> Column:
-    """Returns the verdicts without blame on the backward of an op that made a difference itself, in the same step."""
+def _excuse_backwards(merged: MergedPairs, verdicts: Column, first: int | None) -> tuple[Column, Bools]:
+    """Returns the verdicts without blame on the backward of an op that made a difference itself, in the same step.
+
+    The difference of the forward op has to explain that of its backward. The second value is a mask of the pairs for
+    which it does not: of something else that backward has read, such as a spoiled saved tensor.
+    """
     of_parts = []
     for number, part in enumerate(merged.parts):
         forward = np.append(part.a.tables.ops.forward, -1)  # an op of -1, which is none, has no forward
-        of_parts.append((np.full(len(part.a.op), number), part.a.op, forward[part.a.op]))
-    part_of, op, forward = (merged.collect(columns) for columns in zip(*of_parts, strict=True))
+        by_statistics = np.where(part.errors.is_by(STATISTICS), _MORE_BY_STATISTICS, 1.0)
+        is_known = ~part.errors.is_by(HASHES)  # unequal hashes say nothing of a size
+        of_parts.append(
+            (
+                np.full(len(part.a.op), number),
+                part.a.op,
+                forward[part.a.op],
+                part.errors.error * by_statistics,
+                part.inputs.error,
+                np.where(is_known, part.errors.error, 0.0),
+            )
+        )
+    part_of, op, forward, caused, given, error = (
+        merged.collect(columns) for columns in zip(*of_parts, strict=True)
+    )
     is_blamed = verdicts > VERDICTS.index(INHERITED)
     most = int(max(op.max(initial=0), forward.max(initial=0))) + 1
-    blamed_ops = (part_of * most + op)[is_blamed & (op >= 0)]
-    is_excused = is_blamed & (forward >= 0) & np.isin(part_of * most + forward, blamed_ops)
-    is_excused &= np.arange(len(is_excused)) != (-1 if first is None else first)
-    return np.where(is_excused, VERDICTS.index(INHERITED), verdicts).astype(verdicts.dtype)
+    own = np.flatnonzero(is_blamed & (op >= 0))
+    blamed_ops, which = np.unique(part_of[own] * most + op[own], return_inverse=True)
+    caused_by = np.zeros(len(blamed_ops) + 1)
+    np.maximum.at(caused_by, which, caused[own])
+    at = find_rows(blamed_ops, part_of * most + forward)
+    has_cause = is_blamed & (forward >= 0) & (at >= 0)
+    has_cause[[] if first is None else [first]] = False
+    is_explained = error <= _explain_most(np.maximum(caused_by[at], given))
+    excused = np.where(has_cause & is_explained, VERDICTS.index(INHERITED), verdicts)
+    return excused.astype(verdicts.dtype), has_cause & ~is_explained
+
+
+def _explain_most(cause: Numbers) -> Numbers:
+    """Returns how far the output of a backward may be apart if its op's output in forward, or what it reads, is so far.
+
+    Of smooth functions (GELU, ELU, powers, norms) it was at most 1.8 times as far; where a bound moves, over which the
+    slope jumps, up to 0.7 times the root (`clamp`), and where the value jumps too, 0.9 times the cube root
+    (`threshold`). Sketches are off by a factor of 1.2 on both sides.
+    """
+    return np.maximum(3 * cause, np.minimum(1.5 * np.cbrt(cause), 0.25))
 
 
 def _choose_places(
-    merged: MergedPairs, details: Sequence[Details], verdicts: Column, first: int | None
+    merged: MergedPairs,
+    details: Sequence[Details],
+    verdicts: Column,
+    first: int | None,
+    are_unexplained: Bools,
 ) -> list[int]:
     """Returns the first pair to describe, then those of other places that made a difference, each in its first step."""
     if first is None:
@@ -238,7 +279,8 @@ def _choose_places(
     for pair in [first, *np.flatnonzero(verdicts > VERDICTS.index(INHERITED)).tolist()]:
         part, position = merged.locate(pair)
         key, forward = details[part].culprits.find_keys(position)
-        if key not in chosen and (pair == first or forward not in chosen):
+        is_own = pair == first or forward not in chosen or are_unexplained[pair]
+        if key not in chosen and is_own:
             chosen[key] = pair
         if len(chosen) == _DESCRIBED:
             break
