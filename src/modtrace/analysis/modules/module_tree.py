@@ -259,13 +259,15 @@ def assemble_nodes(
     totals: dict[tuple[int, str], Rows] = {}  # by place and phase, the calls over which the total is summed
     shown: set[int] = set()
     for index in upwards:
+        has_calls = False
         for phase in phases:
             inside = [totals[child, phase] for child in below[index] if (child, phase) in totals]
-            rows = times.outermost(_join_inside(times.at(index, phase), inside, times))
+            own = times.at(index, phase)
+            rows = times.outermost(_join_inside(own, inside, times)) if inside or len(own) > 1 else own
             if len(rows):
                 totals[index, phase] = rows
+                has_calls = True
         values = summaries.get(index)
-        has_calls = any((index, phase) in totals for phase in phases)
         if has_calls or not shown.isdisjoint(below[index]) or (values is not None and values.at_calls):
             shown.add(index)
     sums = dict(
@@ -277,7 +279,7 @@ def assemble_nodes(
         if index not in shown:
             continue
         place = places[index]
-        own = {phase: sums.get((index, phase), NO_CALLS) for phase in MODULE_PHASES}
+        own_times = {phase: sums.get((index, phase), NO_CALLS) for phase in MODULE_PHASES}
         made[index] = ModuleNode(
             path=place.path,
             root=roots.get(place.module.root_id, ""),
@@ -285,11 +287,11 @@ def assemble_nodes(
             type=place.module.type,
             module_id=place.module.module_id,
             parameters=place.module.parameters,
-            called=any(of_phase.calls for of_phase in own.values()),
+            called=any(of_phase.calls for of_phase in own_times.values()),
             same_as=place.module.path if place.is_alias else None,
-            forward=own[FORWARD],
-            backward=own[BACKWARD],
-            recompute=own[RECOMPUTE],
+            forward=own_times[FORWARD],
+            backward=own_times[BACKWARD],
+            recompute=own_times[RECOMPUTE],
             values=summaries.get(index),
             children=tuple(made.pop(child) for child in below[index] if child in made),
         )

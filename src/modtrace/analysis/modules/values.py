@@ -1,6 +1,6 @@
 """Merges the statistics of a step, or of each of several, for each place in the module tree."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -86,7 +86,18 @@ def summarize_values(values: StepValues, calls: Calls) -> Mapping[int, ValueSumm
         values: the measured rows of the step.
         calls: the calls of the step.
     """
-    return {place: _summarize(values, rows) for place, rows in find_rows_of_places(values, calls)}
+    found = list(find_rows_of_places(values, calls))
+    # Most modules have one row of a kind; the statistics of all these rows are read at once.
+    merged = (part for _, rows in found for part in rows.of_summary)
+    single = np.concatenate([_NO_ROWS, *(part for part in merged if len(part) == 1)])
+    stats_of: dict[int, Stats] = dict(zip(single.tolist(), values.stats.of_rows(single), strict=True))
+
+    def merge(rows: Rows) -> Stats | None:
+        if len(rows) == 1 and (known := stats_of.get(rows.item())) is not None:
+            return known
+        return values.merge(rows)
+
+    return {place: _summarize(values, rows, merge) for place, rows in found}
 
 
 @dataclass(frozen=True)
@@ -105,6 +116,12 @@ class PlaceRows:
         return inside[kind] if kind in inside else self.own.get(KINDS.index(kind), _NO_ROWS)
 
     @property
+    def of_summary(self) -> tuple[Rows, Rows, Rows, Rows]:
+        """The rows of outputs, of gradients, of parameters and of their gradients."""
+        outputs, gradients = self.own.get(_OUTPUT, _NO_ROWS), self.own.get(_GRADIENT, _NO_ROWS)
+        return outputs, gradients, self.parameters, self.parameter_gradients
+
+    @property
     def all_own(self) -> Rows:
         """The rows of all kinds of its own."""
         return np.concatenate([_NO_ROWS, *self.own.values()])
@@ -119,13 +136,17 @@ def find_rows_of_places(values: StepValues, calls: Calls) -> Iterator[tuple[int,
     """Yields each place that has values, or that contains a place with values, with its rows; inner places first."""
     placer = calls.placer
     own = _group(values, values.rows.find_places(calls), placer)
+    is_bad = values.stats.nonfinite > 0
+    has_bad = bool(is_bad.any())
     inside: dict[int, list[_Inside]] = {}
     parents = np.array([place.parent for place in placer.places], np.int64)
     parent_of: list[int] = parents.tolist()
     for level in reversed(list(iterate_levels(parents))):
         for place in level.tolist():
             if place in own or place in inside:
-                rows, around = _find_rows(values, own.get(place, {}), inside.pop(place, []))
+                kinds = own.get(place, {})
+                bad = _filter(kinds, is_bad) if has_bad else {}
+                rows, around = _find_rows(values, kinds, bad, inside.pop(place, []))
                 yield place, rows
                 inside.setdefault(parent_of[place], []).extend([] if around is _NOTHING_INSIDE else [around])
 
@@ -158,13 +179,14 @@ def _group(values: StepValues, place: Rows, placer: Placer) -> Mapping[int, Mapp
     return by_place
 
 
+def _filter(own: Mapping[int, Rows], is_wanted: Column) -> dict[int, Rows]:
+    """Returns the wanted rows of each kind that has some."""
+    return {kind: wanted for kind, rows in own.items() if len(wanted := rows[is_wanted[rows]])}
+
+
 def _find_rows(
-    values: StepValues, own: Mapping[int, Rows], inside: Sequence[_Inside]
+    values: StepValues, own: Mapping[int, Rows], bad: Mapping[int, Rows], inside: Sequence[_Inside]
 ) -> tuple[PlaceRows, _Inside]:
-    stats = values.stats
-    bad = {
-        kind: rows for kind, own_rows in own.items() if len(rows := own_rows[stats.nonfinite[own_rows] > 0])
-    }
     bad_inside = values.join([part.nonfinite for part in inside])
     around = _NOTHING_INSIDE
     if inside or bad or not own.keys().isdisjoint((_PARAMETER, _PARAMETER_GRADIENT)):
@@ -178,23 +200,23 @@ def _find_rows(
     return PlaceRows(own, around.parameters, around.parameter_gradients, bad, bad_inside), around
 
 
-def _summarize(values: StepValues, rows: PlaceRows) -> ValueSummary:
+def _summarize(values: StepValues, rows: PlaceRows, merge: Callable[[Rows], Stats | None]) -> ValueSummary:
     stats = values.stats
-    outputs, gradients = rows.own.get(_OUTPUT, _NO_ROWS), rows.own.get(_GRADIENT, _NO_ROWS)
+    outputs, gradients, parameters, parameter_gradients = rows.of_summary
     slot = values.rows.slot
     codes = dict.fromkeys([*slot[outputs].tolist(), *slot[gradients].tolist()])
-    output, gradient = values.merge(outputs), values.merge(gradients)
+    output, gradient = merge(outputs), merge(gradients)
     # A parameter counts as it was first measured.
     return ValueSummary(
         output=output,
         gradient=gradient,
-        parameters=values.merge(rows.parameters),
-        parameter_gradients=values.merge(rows.parameter_gradients),
+        parameters=merge(parameters),
+        parameter_gradients=merge(parameter_gradients),
         slots=tuple(
             SlotValues(
                 slot=values.rows.slots[code],
-                output=output if len(codes) == 1 else values.merge(outputs[slot[outputs] == code]),
-                gradient=gradient if len(codes) == 1 else values.merge(gradients[slot[gradients] == code]),
+                output=output if len(codes) == 1 else merge(outputs[slot[outputs] == code]),
+                gradient=gradient if len(codes) == 1 else merge(gradients[slot[gradients] == code]),
             )
             for code in codes
         ),

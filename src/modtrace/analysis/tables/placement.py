@@ -113,7 +113,10 @@ _modules_read: WeakKeyDictionary[RecordingData, _Read] = WeakKeyDictionary()
 def _find_outermost(by_id: Mapping[int, Mapping[str, Any]]) -> dict[int, int]:
     """Returns the id of the outermost wrapper of each module; a module without wrapper is its own."""
     outermost: dict[int, int] = {}
-    for module_id in by_id:
+    for module_id, row in by_id.items():
+        if not _is_wrapped(row, by_id):  # as most modules
+            outermost[module_id] = module_id
+            continue
         chain: dict[int, None] = {}
         while module_id not in outermost and module_id not in chain and _is_wrapped(by_id[module_id], by_id):
             chain[module_id] = None
@@ -272,16 +275,19 @@ class Placer:
 
 def label_places(places: Sequence[TreePlace]) -> list[str]:
     """Returns the label of each place: its path without its parent's; for a root, its name."""
-    return [_label(place, places[place.parent] if place.parent != NOWHERE else None) for place in places]
+    return [_label(place, places) for place in places]
 
 
 def name_roots(places: Sequence[TreePlace]) -> dict[int, str]:
     """Returns the name of each root, by its id."""
-    labels = zip(places, label_places(places), strict=True)
-    return {place.module.module_id: label for place, label in labels if not place.is_alias}
+    roots = [
+        place for place in places if place.module.module_id == place.module.root_id and not place.is_alias
+    ]
+    return {place.module.module_id: _label(place, places) for place in roots}
 
 
-def _label(place: TreePlace, above: TreePlace | None) -> str:
-    if above is None:
+def _label(place: TreePlace, places: Sequence[TreePlace]) -> str:
+    if place.parent == NOWHERE:
         return place.module.name or place.path or place.module.type
+    above = places[place.parent]
     return place.path[len(above.path) :].lstrip(".") if is_below(place.path, above.path) else place.path

@@ -107,9 +107,10 @@ def order_rows(values: PlacedValues, rows: Rows) -> Rows:
 def _find_depths(values: PlacedValues) -> Column:
     """Returns how deep the module of each row lies in the module tree, from 1; 0 for none."""
     modules = read_modules(values.data)
-    depth = {number: bool(module.path) + module.path.count(".") + 1 for number, module in modules.items()}
     owners, which = np.unique(values.module, return_inverse=True)
-    return np.array([depth.get(owner, 0) for owner in owners.tolist()], np.int64)[which]
+    owned = [modules.get(owner) for owner in owners.tolist()]
+    depth = [0 if module is None else bool(module.path) + module.path.count(".") + 1 for module in owned]
+    return np.array(depth, np.int64)[which]
 
 
 def largest_of_units(values: PlacedValues) -> Iterator[tuple[int, int, Column]]:

@@ -152,7 +152,7 @@ class StatColumns:
         Counts, minimum and maximum are exact. Sums are rounded once, so the order of the rows does not matter.
         """
         if not isinstance(rows, slice) and len(rows) == 1:
-            return self._at(int(rows[0]))
+            return self.of_rows(rows)[0]
         count = self.count[rows]
         filled = count > 0
         return Stats(
@@ -166,18 +166,23 @@ class StatColumns:
             inf_count=int(self.inf_count[rows].sum()),
         )
 
-    def _at(self, row: int) -> Stats:
-        """Returns the statistics of one row, as `merge` does, in 2 us in place of 40: most modules have one row."""
-        count = int(self.count[row])
-        return Stats(
-            count=count,
-            min=float(self.min[row]) + 0.0 if count else None,
-            max=float(self.max[row]) + 0.0 if count else None,
-            sum=add_up([float(self.sum[row])] if count else []),
-            sumsq=add_up([float(self.sumsq[row])] if count else []),
-            nan_count=int(self.nan_count[row]),
-            inf_count=int(self.inf_count[row]),
-        )
+    def of_rows(self, rows: npt.NDArray[np.int64]) -> list[Stats]:
+        """Returns the statistics of each of the rows, as `merge` does of one, in 2 us a row."""
+        columns = (getattr(self, name)[rows].tolist() for name in RAW)
+        return [
+            Stats(
+                count=count,
+                min=smallest + 0.0 if count else None,
+                max=largest + 0.0 if count else None,
+                sum=add_up([total]) if count else 0.0,
+                sumsq=add_up([of_squares]) if count else 0.0,
+                nan_count=nan_count,
+                inf_count=inf_count,
+            )
+            for count, smallest, largest, total, of_squares, nan_count, inf_count in zip(
+                *columns, strict=True
+            )
+        ]
 
 
 def merge(many: Iterable[Stats]) -> Stats:
