@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
 import pytest
 import torch
 import torch._dynamo.backends.common
@@ -17,7 +18,10 @@ from torch import nn
 import modtrace
 from helpers.report_pages import read_payload
 from modtrace import ModtraceWarning
+from modtrace.analysis.tables.inside import with_all_inside
 from modtrace.collect.compile.compiled_ops import CompiledOpRecorder
+from modtrace.recording.in_memory.recording import MemoryRecording
+from modtrace.recording.schema import schemas
 
 WIDTH = 8
 
@@ -431,6 +435,27 @@ def test_ops_that_ran_one_by_one_are_listed_with_their_modules() -> None:
     assert products(rec) == products(eager)
     flops = [{row.name: row.sums.together.flops for row in each.op_table().rows} for each in (eager, rec)]
     assert all(flops[1][path] == flops[0][path] > 0 for path in ("blocks.0.up", "blocks.1.down", "head"))
+
+
+def test_module_whose_parent_is_not_in_the_recording_is_called_by_the_region() -> None:
+    model = Net()
+    rec = train(model, torch.compile(model, backend="aot_eager"))
+    damaged = MemoryRecording(rec.data.meta)
+    for table in schemas():
+        rows = rec.table(table)
+        if table == "modules":
+            rows = rows.filter(pc.not_equal(rows["path"], "blocks"))
+        if rows.num_rows:
+            damaged.write(table, {name: rows[name] for name in rows.schema.names})
+    tables, _ = with_all_inside(damaged)
+    paths = {row["module_id"]: row["path"] for row in damaged.table("modules").to_pylist()}
+    calls = {row["call_id"]: row for row in tables.table("calls").to_pylist()}
+    parents = {
+        paths[calls[row["parent_call_id"]]["module_id"]]
+        for row in calls.values()
+        if paths[row["module_id"]] == "blocks.1" and row["parent_call_id"] is not None
+    }
+    assert parents == {""}
 
 
 def test_compiled_layers_and_ops_are_known_to_be() -> None:

@@ -268,12 +268,12 @@ class _Added:
             return int(region.call["call_id"])
         number = numbers[-1] if numbers else 0
         if (module_id, number) not in region.calls:
-            above = self._modules[module_id]["parent_id"]
-            while above is not None and self._modules[above]["type"] in _NEVER_CALLED:
-                above = self._modules[above]["parent_id"]
+            above = self._modules.get(self._modules[module_id]["parent_id"])
+            while above is not None and above["type"] in _NEVER_CALLED:
+                above = self._modules.get(above["parent_id"])
             parent = region.call["call_id"]
             if above is not None:
-                parent = self._find_call_inside(above, numbers[:-1], run, start_ns)
+                parent = self._find_call_inside(above["module_id"], numbers[:-1], run, start_ns)
             call = region.calls[module_id, number] = next(self._ids["call_id"])
             repeated = None if run.origin is None else run.origin.calls.get((module_id, number))
             self._new["calls"].append(
