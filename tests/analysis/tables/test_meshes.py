@@ -22,10 +22,12 @@ class Run(RanksData):
     degree: Any = 2
     groups: Any = frozenset()
     layout: Any = None
+    sizes: Any = None
     meta: Any = SimpleNamespace(world_size=2)
 
-    def __init__(self, degree: int = 2, groups: Iterable[str] = (), **layout: Any) -> None:
+    def __init__(self, degree: int = 2, groups: Iterable[str] = (), size: int = 8, **layout: Any) -> None:
         self.degree, self.groups, self.layout = degree, frozenset(groups), layout
+        self.sizes = dict.fromkeys(layout, size)
 
 
 @pytest.mark.parametrize(
@@ -43,6 +45,8 @@ class Run(RanksData):
         (Run(up=WHOLE, groups=["0-1"]), Run(up=WHOLE, groups=["0-1"], degree=1), False),
         (Run(groups=["0-1"]), Run(groups=["0-1"], degree=1), False),
         (Run(up=WHOLE, groups=["0-1"]), Run(up=WHOLE, groups=["0-1", "0", "1"]), True),
+        (Run(up=WHOLE, groups=["0-1"]), Run(up=WHOLE, groups=["0-1"], degree=1, size=4), True),
+        (Run(up=WHOLE, groups=["0-1"]), Run(up=WHOLE, groups=["0-1"], size=4), False),
         (Run(up=WHOLE), Run(up=WHOLE, degree=1), True),
         (Run(up=WHOLE, groups=["0-1"]), Run(up=WHOLE, degree=1), True),
     ],
@@ -58,6 +62,8 @@ class Run(RanksData):
         "other outputs of replicas",
         "other outputs, parameters not measured",
         "other groups",
+        "cut by hand",
+        "narrower",
         "other outputs, nothing tells",
         "other outputs, one has no groups",
     ],

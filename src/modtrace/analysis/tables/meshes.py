@@ -65,7 +65,8 @@ def make_comparable(a: RecordingData, b: RecordingData, noise: Sequence[Recordin
 def _have_other_meshes(a: RecordingData, b: RecordingData) -> bool:
     """Returns whether two runs are laid out otherwise, by their parameters, else by their process groups.
 
-    Only where neither tells, it is measured: how many ranks have other outputs, which a lost sampler changes, too.
+    Only where neither tells, or the lowest ranks have other sizes of parameters, it is measured: how many ranks have
+    other outputs, which a lost sampler changes, too.
     """
     if a.meta.world_size != b.meta.world_size or not isinstance(a, RanksData) or not isinstance(b, RanksData):
         return a.meta.world_size != b.meta.world_size or _degree_of(a) != _degree_of(b)
@@ -77,7 +78,11 @@ def _have_other_meshes(a: RecordingData, b: RecordingData) -> bool:
         return True
     if any(mesh is not None for mesh, _ in (*of_a.values(), *of_b.values())):
         return False
-    return a.groups != b.groups if a.groups and b.groups else a.degree != b.degree
+    if a.groups != b.groups and a.groups and b.groups:
+        return True
+    # Ranks that cut plain parameters by hand may use the groups of those that have copies.
+    are_cut = any(a.sizes[parameter] != b.sizes[parameter] for parameter in a.sizes.keys() & b.sizes.keys())
+    return a.degree != b.degree and (are_cut or not (a.groups and b.groups))
 
 
 def _degree_of(run: RecordingData) -> int:

@@ -102,6 +102,16 @@ class RanksData:
         }
 
     @cached_property
+    def sizes(self) -> dict[Hashable, int]:
+        """The number of elements of each measured parameter on the lowest rank."""
+        placed = self._values[0].placed
+        rows = np.flatnonzero(placed.is_of(PARAMETER))
+        modules, slots = name_modules(self._parts[0][1]), (*placed.slots, None)
+        keys = zip(placed.module[rows].tolist(), placed.slot[rows].tolist(), strict=True)
+        found = ((modules.get(module), slots[slot]) for module, slot in keys)
+        return dict(zip(found, placed.numel[rows].tolist(), strict=True))
+
+    @cached_property
     def groups(self) -> frozenset[str]:
         """The global ranks of each process group that a recorded collective ran in: `0-3,8`."""
         found = [data.table("collectives")["ranks"].unique().to_pylist() for _, data in self.ranks]
