@@ -27,3 +27,23 @@ test("times are summed up by name, cut at the ends of the range, with and withou
   expect(sums(0, 20)).toEqual([["net", 2, 10, 5], ["net.fc", 1, 5, 2.5], ["mm", 2, 2, 2], ["measuring by modtrace", 1, 0.5, 0.5]]); // prettier-ignore
   expect(sums(2.5, 4.5)).toEqual([["net.fc", 1, 2, 1], ["mm", 2, 1, 1], ["net", 1, 2, 0]]); // prettier-ignore
 });
+
+test("what ends with the span around it counts as inside, however both are rounded", () => {
+  const json = makePayload({
+    spans: {
+      lane: [1, 1, 1],
+      kind: ["call", "call", "call"],
+      label: ["net", "net.fc", "next"],
+      start: [0.3, 0.4, 0.7],
+      duration: [0.3, 0.2, 0.05], // 0.4 + 0.2 > 0.3 + 0.3
+      depth: [0, 1, 0],
+    },
+  });
+  const model = new Model(readSample(json));
+  const sums = sumUp(makeTracks(model), model.payload.tables.spans, 0, 1);
+  expect(sums.map(({ label, own }) => [label, own.toFixed(9)])).toEqual([
+    ["net.fc", "0.200000000"],
+    ["net", "0.100000000"],
+    ["next", "0.050000000"],
+  ]);
+});

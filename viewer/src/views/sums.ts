@@ -23,6 +23,8 @@ export interface Sum {
 export function sumUp(tracks: readonly Track[], spans: Table, from: number, to: number): Sum[] {
   const sums = new Map<string, Sum>();
   const end = (row: number) => spans.number("start", row) + (spans.number("duration", row) || 0);
+  // What is inside may end with it, and is rounded otherwise: its middle tells where it belongs.
+  const middle = (row: number) => (spans.number("start", row) + end(row)) / 2;
   const inRange = (start: number, last: number) => Math.max(0, Math.min(last, to) - Math.max(start, from));
   const ofSpan = (row: number) => inRange(spans.number("start", row), end(row));
   const add = (label: string, lane: string, total: number, own: number) => {
@@ -38,7 +40,8 @@ export function sumUp(tracks: readonly Track[], spans: Table, from: number, to: 
         const row = rows[at];
         if (spans.number("start", row) > to) break;
         let within = 0;
-        for (; next < inside.length && end(inside[next]) <= end(row); next++) within += ofSpan(inside[next]);
+        for (; next < inside.length && middle(inside[next]) <= end(row); next++)
+          within += ofSpan(inside[next]);
         if (spans.text("kind", row) === "step") continue;
         const measuring = inRange(end(row) - (spans.number("measuring", row) || 0), end(row));
         add(spans.text("label", row), lane, ofSpan(row), Math.max(0, ofSpan(row) - within - measuring));
