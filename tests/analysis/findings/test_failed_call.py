@@ -1,5 +1,6 @@
 """The call and the op that raised are found, with what the op was given."""
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from torch import nn
 import modtrace
 from helpers.findings import check_run
 from helpers.health_models import FAMILIES, Stack, train
+from modtrace.cli.endings import Terminated
 
 
 def _fail(model: nn.Module, *given: torch.Tensor, **options: object) -> modtrace.Recording:
@@ -97,15 +99,16 @@ def test_error_before_the_first_call_is_told() -> None:
     )
 
 
+@pytest.mark.parametrize("end", [KeyboardInterrupt(), Terminated(signal.SIGTERM)], ids=repr)
 @pytest.mark.parametrize("inside", [False, True])
-def test_interrupt_is_no_failure(inside: bool) -> None:
+def test_interrupt_is_no_failure(inside: bool, end: BaseException) -> None:
     def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
+        raise end
 
     model = nn.Linear(2, 2)
     if inside:
         model.register_forward_hook(interrupt)
-    with pytest.raises(KeyboardInterrupt), modtrace.record(model, strict=True) as rec:
+    with pytest.raises(type(end)), modtrace.record(model, strict=True) as rec:
         model(torch.ones(1, 2))
         interrupt()
     assert not check_run(rec, "failed")

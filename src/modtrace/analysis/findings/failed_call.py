@@ -18,7 +18,7 @@ from .finding import CannotCheck, Finding
 from .places import name_place
 
 #: Errors by which somebody ends a run that is well.
-_WANTED = ("KeyboardInterrupt", "SystemExit", "GeneratorExit")
+_WANTED = ("KeyboardInterrupt", "SystemExit", "GeneratorExit", "Terminated")
 
 _COMPARE = "look at the line that raised it, and compare what it was given there with a step that ran"
 _DETACH = "detach() what is carried from one step to the next (a hidden state, a running sum)"
