@@ -48,6 +48,13 @@ def test_unknown_command_is_misuse(command: Command) -> None:
     )
 
 
+def test_script_in_place_of_a_command_is_told_how_it_is_recorded(command: Command) -> None:
+    assert command("train.py", "--steps", "3 4", code=2).err == (
+        "modtrace: error: There is no command 'train.py'. To record a script: modtrace record train.py --steps '3 4'. "
+        "Try 'modtrace --help'.\n"
+    )
+
+
 def test_error_of_ours_is_one_line_and_exit_code_2(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     @click.command()
     def show() -> None:

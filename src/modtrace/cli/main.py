@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import shlex
 import sys
 from typing import NoReturn
 
@@ -64,7 +65,10 @@ class _LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            raise click.UsageError(f"There is no command {args[0]!r}.{did_you_mean(args[0], COMMANDS)}", ctx)
+            hint = did_you_mean(args[0], COMMANDS)
+            if args[0].endswith(".py"):
+                hint = f" To record a script: modtrace record {shlex.join(args)}"
+            raise click.UsageError(f"There is no command {args[0]!r}.{hint}", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

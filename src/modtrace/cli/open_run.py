@@ -231,7 +231,8 @@ def errors_of(run: str, data: RecordingData, *, option: str | None = None) -> It
             raise NothingRecordedError(f"{run}: {error}") from error
         except ValueError as error:
             missing = say_missing(data.meta.marks)
-            raise ValueError(f"{str(error).rstrip('.')}.{missing}" if missing else str(error)) from error
+            end = "" if str(error).endswith((".", "?")) else "."
+            raise ValueError(f"{error}{end}{missing}" if missing else str(error)) from error
 
 
 @contextmanager
