@@ -151,6 +151,14 @@ def test_processes_that_may_have_trained_are_counted_and_others_are_not(tmp_path
     )
 
 
+def test_option_that_the_program_refuses_is_told_to_stand_in_front_of_it(tmp_path: Path) -> None:
+    script = "import argparse\nargparse.ArgumentParser().parse_args()\n"
+    done = run(tmp_path, "record", "train.py", "--to=x", script=script, status=2)
+    assert closing_line(done) == (
+        "modtrace: the program was given --to=x: options of modtrace record stand in front of the program."
+    )
+
+
 def test_recording_that_cannot_be_read_back_is_told(tmp_path: Path) -> None:
     script = (
         TRAIN + "import pathlib\npathlib.Path('train.modtrace/rank-00000/steps.arrow').write_text('x' * 99)\n"

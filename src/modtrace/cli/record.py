@@ -239,8 +239,18 @@ def _run(program: Program, recording: Any, quiet: bool) -> int:
         progress.end(())
         click.echo(f"modtrace: error: {error}", err=True)
         return 2
-    progress.end(end(has_ended=ending == Exited(0)))
+    misplaced = _find_misplaced(program.argv) if ending == Exited(2) else None
+    progress.end([*end(has_ended=ending == Exited(0)), *([] if misplaced is None else [misplaced])])
     end_like(ending)
+
+
+def _find_misplaced(argv: Sequence[str]) -> str | None:
+    """Returns a line on an option of ours that the program was given, and may have refused."""
+    ours = {option for param in record.params for option in param.opts if option.startswith("--")}
+    found = next((given for given in argv[1:] if given.partition("=")[0] in ours), None)
+    if found is None:
+        return None
+    return f"the program was given {found}: options of modtrace record stand in front of the program."
 
 
 class _Recorded:
