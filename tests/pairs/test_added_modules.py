@@ -115,3 +115,20 @@ def test_the_answer_begins_with_the_module_that_one_run_has_alone(name: str, cap
     assert found.first is not None
     assert list(found.first.behind) == lone
     assert str(found).startswith(text)
+
+
+def test_a_module_that_may_have_drawn_the_random_numbers_of_others_is_told_with_unequal_weights() -> None:
+    def make_head(net: Net) -> None:
+        net.head = nn.Linear(8, 4)
+
+    def make_norm_and_head(net: Net) -> None:
+        net.norm = nn.Linear(8, 8)
+        net.head = nn.Linear(8, 4)
+
+    line = "the same seed is not enough if norm (Linear), which only the second run has, drew from it before"
+    both = modtrace.compare(record(make_head, ops=True), record(make_norm_and_head, ops=True))
+    assert str(both).startswith("the runs part at parameter head.weight")
+    assert line in str(both)
+    assert "drew from it" not in str(
+        modtrace.compare(record(make_head, ops=True), record(change_weight, ops=True))
+    )

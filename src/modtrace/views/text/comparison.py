@@ -135,12 +135,27 @@ def _describe_answer(found: Comparison) -> Iterator[Text]:
         if first.call:
             yield Text(f"  @{first.call} is call {first.call + 1} of the module in the step", "dim")
         yield from (Text(f"  {line}") for line in _explain(first))
+        yield from _doubt_seed(found, first)
         if not found.by_ops and first.role == OUTPUT and first.kind != SOURCE:
             yield Text(
                 "  ops were not compared: record both runs with ops=True (--ops) to see which of them made it"
             )
     yield Text(_describe_compared(found))
     yield Text(_describe_metrics(found), "dim")
+
+
+def _doubt_seed(found: Comparison, first: Divergence) -> Iterator[Text]:
+    """Yields a line on a module of one run alone that may have taken the random numbers of others as it was made."""
+    alone = [
+        (run, side.modules[0])
+        for run, side in ((FIRST, found.missing), (SECOND, found.extra))
+        if side.modules
+    ]
+    if first.kind == SOURCE and first.role in (PARAMETER, BUFFER) and len(alone) == 1:
+        [(run, name)] = alone
+        yield Text(
+            f"  the same seed is not enough if {name}, which only the {run} run has, drew from it before"
+        )
 
 
 def _introduce_lone(first: Divergence) -> Iterator[Text]:
