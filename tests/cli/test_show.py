@@ -65,7 +65,7 @@ def test_shows_the_tree_of_the_last_step(command: Command, recordings: Recording
         "\n"
         "outside of modules  3.00us   37.5%\n"
         "self: without the modules inside; %: of the time of the step\n"
-        "backward times: record with --backward-times (backward_times=True)\n"
+        "backward counts as outside: record with --backward-times (backward_times=True)\n"
     )
 
 
@@ -95,7 +95,7 @@ def test_options_reach_the_view(command: Command, recordings: Recordings) -> Non
         "\n"
         "outside of modules  4.00us   50.0%\n"
         "self: without the modules inside; %: of the time of the step\n"
-        "backward times: record with --backward-times (backward_times=True)\n"
+        "backward counts as outside: record with --backward-times (backward_times=True)\n"
     )
 
 

@@ -1,21 +1,27 @@
 """Writes the text around a table of one step, or of several: its first lines, and how much it leaves out."""
 
 import shlex
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from ...analysis.tables.chosen_step import ShownStep
 from ...analysis.tables.quartiles import Outlier
 from ...recording.meta import HELD, Note, RunMeta
 from ...recording.suggestions import count_of, first_few
-from .columns import Text
+from .columns import Legend, Text
 from .numbers import format_time
 
 #: A text for steps whose device times were to be recorded, but are missing.
 NO_DEVICE_TIMES = "no device times: nothing here ran on a CUDA device"
 
 #: The explanation of the columns `spread`.
-QUARTILES_LEGEND: Sequence[tuple[Collection[str], str]] = (
-    (("spread",), "spread: between the first and the third quartile of the steps, as a part of the median"),
+QUARTILES_LEGEND: Legend = (
+    (
+        (
+            ("spread",),
+            "spread: between the first and the third quartile of the steps, as a part of the median",
+        ),
+    ),
+    ((("spread",), "each number is a median over the steps, so that parts need not add up"),),
 )
 
 

@@ -43,7 +43,7 @@ _LEGEND: Legend = (
         (("inside",), "inside: with those of the modules inside it"),
         (("%",), "%: of all that is saved"),
     ),
-    QUARTILES_LEGEND,
+    *QUARTILES_LEGEND,
     ((("recomputed",), "recomputed: saved in a recompute, until the backward of that block has run"),),
     (
         (

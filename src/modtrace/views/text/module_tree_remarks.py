@@ -13,7 +13,7 @@ from ..common.columns import (
     Text,
     explain_columns,
 )
-from ..common.headline import NO_DEVICE_TIMES, describe_head, describe_notes
+from ..common.headline import NO_DEVICE_TIMES, QUARTILES_LEGEND, describe_head, describe_notes
 from ..common.numbers import format_share, format_time
 from .compilations import describe_rest
 from .value_columns import DISPENSABLE_VALUES, VALUES_LEGEND
@@ -28,7 +28,7 @@ _MOST_MODELS = 4
 _LEAST_UNLIKE = 3
 
 #: A text for recordings without any backward calls.
-BACKWARD_HINT = "backward times: record with --backward-times (backward_times=True)"
+BACKWARD_HINT = "backward counts as outside: record with --backward-times (backward_times=True)"
 
 #: A text for recordings with ops, as each op then goes through Python.
 OPS_NOTE = "times contain the recording of each op: without --ops (ops=True) they are shorter"
@@ -38,12 +38,7 @@ RECOMPUTE_NOTE = "backward times include the recompute that ran inside them"
 
 _TIMES_LEGEND: Legend = (
     ((("self",), "self: without the modules inside"), (("%",), "%: of the time of the step")),
-    (
-        (
-            ("spread",),
-            "spread: between the first and the third quartile of the steps, as a part of the median",
-        ),
-    ),
+    *QUARTILES_LEGEND,
 )
 
 #: A text for columns of device times.

@@ -47,7 +47,7 @@ _LEGEND: Legend = (
         (("ops",), "ops: how often ops were called"),
         (("most in",), "most in: the module in which they took most time"),
     ),
-    QUARTILES_LEGEND,
+    *QUARTILES_LEGEND,
     (
         (("%",), "%: of the time of all ops"),
         (("flops",), "flops: floating-point operations; empty where none are counted"),
