@@ -10,9 +10,10 @@ from ...analysis.provenance.recompute import RecomputeCheck
 from ...analysis.report.tables import ReportFinding
 from ...analysis.values.nonfinite import Absorbed, NonFinite
 from ...recording.meta import Note
-from ..text.comparison import describe_comparison, describe_divergence
+from ..text.comparison import describe_comparison
 from ..text.compilations import describe_reason
 from ..text.compiled_kernels import describe_region
+from ..text.divergence import describe_divergence
 from ..text.nonfinite import describe_absorbed, render_nonfinite
 from ..text.recompute import render_recompute
 
