@@ -99,6 +99,18 @@ def test_error_before_the_first_call_is_told() -> None:
     )
 
 
+class TerminatedWorkerError(Exception):
+    """Has a name that begins like that of a signal's."""
+
+
+def test_error_with_a_name_that_begins_like_an_end_by_a_signal_is_a_failure() -> None:
+    model = nn.Linear(2, 2)
+    with pytest.raises(TerminatedWorkerError), modtrace.record(model, strict=True) as rec:
+        model(torch.ones(1, 2))
+        raise TerminatedWorkerError("a worker was killed")
+    assert "TerminatedWorkerError" in check_run(rec, "failed")[0].text
+
+
 @pytest.mark.parametrize("end", [KeyboardInterrupt(), Terminated(signal.SIGTERM)], ids=repr)
 @pytest.mark.parametrize("inside", [False, True])
 def test_interrupt_is_no_failure(inside: bool, end: BaseException) -> None:

@@ -56,7 +56,7 @@ def FAILED(run: SampledSteps) -> Iterator[Finding]:
     if mark is None or is_out_of_memory(mark):
         return
     error = mark.removeprefix(RUN_ENDED).split("; step ")[0].strip()
-    if error.startswith(_WANTED):
+    if error.partition(":")[0] in _WANTED:
         return
     raised = find_raised(run) if has_calls else None
     if raised is None:
