@@ -155,7 +155,7 @@ def test_option_that_the_program_refuses_is_told_to_stand_in_front_of_it(tmp_pat
     script = "import argparse\nargparse.ArgumentParser().parse_args()\n"
     done = run(tmp_path, "record", "train.py", "--to=x", script=script, status=2)
     assert closing_line(done) == (
-        "modtrace: the program was given --to=x: options of modtrace record stand in front of the program."
+        "modtrace: the program was given --to=x; if it was meant for modtrace record, put it in front of the program."
     )
 
 

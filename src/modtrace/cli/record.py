@@ -239,18 +239,19 @@ def _run(program: Program, recording: Any, quiet: bool) -> int:
         progress.end(())
         click.echo(f"modtrace: error: {error}", err=True)
         return 2
-    misplaced = _find_misplaced(program.argv) if ending == Exited(2) else None
-    progress.end([*end(has_ended=ending == Exited(0)), *([] if misplaced is None else [misplaced])])
+    was_refused = ending == Exited(2) and not recording.progress.rows
+    progress.end(
+        [*end(has_ended=ending == Exited(0)), *(_find_misplaced(program.argv) if was_refused else ())]
+    )
     end_like(ending)
 
 
-def _find_misplaced(argv: Sequence[str]) -> str | None:
-    """Returns a line on an option of ours that the program was given, and may have refused."""
+def _find_misplaced(argv: Sequence[str]) -> Iterator[str]:
+    """Yields a line on an option that the program was given, if it has the name of one of ours."""
     ours = {option for param in record.params for option in param.opts if option.startswith("--")}
-    found = next((given for given in argv[1:] if given.partition("=")[0] in ours), None)
-    if found is None:
-        return None
-    return f"the program was given {found}: options of modtrace record stand in front of the program."
+    for given in (given for given in argv[1:] if given.partition("=")[0] in ours):
+        yield f"the program was given {given}; if it was meant for modtrace record, put it in front of the program."
+        return
 
 
 class _Recorded:
