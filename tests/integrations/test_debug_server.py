@@ -114,21 +114,18 @@ def test_every_backward_that_runs_is_shown_with_its_modules() -> None:
     inner, outer = nn.Sequential(nn.Linear(4, 4)), Net("forward")
     shown: list[str] = []
 
-    class Hang(torch.autograd.Function):
+    class Copied(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
             return x.clone()
 
+    class Hang(Copied):
         @staticmethod
         def backward(ctx: Any, gradient: Any) -> Any:
             shown.append(describe_running())
             return gradient
 
-    class Nested(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            return x.clone()
-
+    class Nested(Copied):
         @staticmethod
         def backward(ctx: Any, gradient: Any) -> Any:
             with torch.enable_grad():

@@ -182,15 +182,13 @@ class CompiledTaps(ValueSource):
             active: those that want the step; None for all.
         """
         names = self._tracker.names
+        if self._is_abandoned or index >= len(self._modules):
+            return None
         if self._asked_at != names.revision:  # a name learnt late may match a pattern
             self._asked, self._asked_at = {}, names.revision
         known = self._asked.get((index, active))
-        if self._is_abandoned or known is not None:
-            return None if self._is_abandoned else known
-        named = names.get(self._modules[index]) if index < len(self._modules) else None
-        if named is None:
-            return None
-        known = self._asked[index, active] = named, self._capture_masks.asked_inside(named, active)
+        if known is None and (named := names.get(self._modules[index])) is not None:
+            known = self._asked[index, active] = named, self._capture_masks.asked_inside(named, active)
         return known
 
     def _measure_at(

@@ -88,9 +88,8 @@ def _to_column(
 ) -> dict[str, Any]:
     told = {name: getattr(column, name) for name in _REQUIRED}
     told |= {name: getattr(column, name) for name in _OPTIONAL if getattr(column, name)}
-    data = (column.kind == "seconds" and _add_times(column.values, numbers)) or _add_numbers(
-        column.values, numbers
-    )
+    times = _add_times(column.values, numbers) if column.kind == "seconds" else None
+    data = times or _add_numbers(column.values, numbers)
     if column.texts is not None:
         name = f"{table}.{column.name}"
         dictionaries[name] = list(column.texts)
