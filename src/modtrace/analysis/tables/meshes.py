@@ -76,13 +76,13 @@ def _have_other_meshes(a: RecordingData, b: RecordingData) -> bool:
             return True
     elif of_a and of_b and {*of_a.values()} != {*of_b.values()}:
         return True
-    if any(mesh is not None for mesh, _ in (*of_a.values(), *of_b.values())):
-        return False
-    if a.groups != b.groups and a.groups and b.groups:
+    has_groups = bool(a.groups and b.groups)
+    if has_groups and a.groups != b.groups:
         return True
+    if any(mesh is not None for mesh, _ in (*of_a.values(), *of_b.values())) or a.degree == b.degree:
+        return False
     # Ranks that cut plain parameters by hand may use the groups of those that have copies.
-    are_cut = any(a.sizes[parameter] != b.sizes[parameter] for parameter in a.sizes.keys() & b.sizes.keys())
-    return a.degree != b.degree and (are_cut or not (a.groups and b.groups))
+    return not has_groups or any(a.sizes[name] != b.sizes[name] for name in a.sizes.keys() & b.sizes.keys())
 
 
 def _degree_of(run: RecordingData) -> int:
