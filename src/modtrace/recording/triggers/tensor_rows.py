@@ -17,6 +17,7 @@ Columns = Mapping[str, pa.Array]
 Batch = tuple[str, Columns]
 
 _NO_SITE = -1
+_NO_IDS = np.empty(0, np.int64)
 
 
 class TensorRows:
@@ -34,7 +35,7 @@ class TensorRows:
         self._chunks: list[_Chunk] = []  # oldest first
         self._rows = 0
         self._last_use: dict[int, int] = {}  # for tensors of earlier steps, the last step that refers to them
-        self._used: dict[int, list[int]] = {}  # by held step, the tensors of earlier steps to which it refers
+        self._used: dict[int, _Ids] = {}  # by held step, the tensors of earlier steps to which it refers
         self._changes = 0  # what may have made a row of `_chunks` unwanted since they were last pruned
 
     @property
@@ -47,8 +48,8 @@ class TensorRows:
         used = [columns["tensor_id"] for table, columns in batches if table == "uses"]
         own = [columns["tensor_id"] for table, columns in batches if table == "tensors"]
         if used:
-            self._used[step] = np.setdiff1d(_joined(used), _joined(own)).tolist()
-            self._last_use.update(dict.fromkeys(self._used[step], step))
+            self._used[step] = np.setdiff1d(_joined(used), _joined(own))
+            self._last_use.update(dict.fromkeys(self._used[step].tolist(), step))
 
     def drop(self, step: int, batches: Iterable[Batch], *, is_replaced: bool = True) -> None:
         """Drops the oldest step, except for rows to which a later step may refer.
@@ -59,7 +60,7 @@ class TensorRows:
             is_replaced: whether all rows of the step that replaces it were received. If not, that step may refer to any
                 row.
         """
-        for tensor in self._used.pop(step, ()):
+        for tensor in self._used.pop(step, _NO_IDS).tolist():
             if self._last_use[tensor] == step:
                 del self._last_use[tensor]
                 self._changes += 1

@@ -12,6 +12,8 @@ from .joined_steps import JoinedSteps
 _JOINED_STEPS = 64
 #: Steps that take more together are not joined, because the objects of their columns take little beside their rows.
 _JOINED_BYTES = 64 * 2**20
+#: They take at most this part of what may be held, because their rows go together, with the last of them.
+_JOINED_SHARE = 16
 
 
 class HeldSteps:
@@ -100,7 +102,7 @@ class HeldSteps:
     def _join(self, steps: list["HeldStep"]) -> None:
         """Puts the rows of steps together."""
         size_bytes = sum(step.size_bytes for step in steps)
-        if size_bytes <= _JOINED_BYTES:
+        if size_bytes <= min(_JOINED_BYTES, self._max_bytes // _JOINED_SHARE):
             joined = JoinedSteps([step.batches for step in steps])
             for place, step in enumerate(steps):
                 step.join(joined, place)
