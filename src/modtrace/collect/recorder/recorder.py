@@ -156,17 +156,19 @@ class Recorder(Listener):
 
     def _leave(self) -> list[str | None]:
         """Unsubscribes from all events, and returns warnings about what could not be removed."""
-        self._values.leave()
-        self._nonfinite.stop()
-        texts = [None if self._ops is None else self._ops.stop()]
-        if self._tracker is not None:
-            self._tracker.device_times.stop(self)
-        process.release(self)
-        texts.append(self._signals.stop())
-        atexit.unregister(self.stop)
-        self._active = False
-        self._timer.stop()
-        self._writer.stop()  # from now on it files what belongs to no ended step, so that nothing else may write
+        try:
+            self._values.leave()
+            self._nonfinite.stop()
+            texts = [None if self._ops is None else self._ops.stop()]
+            if self._tracker is not None:
+                self._tracker.device_times.stop(self)
+            process.release(self)
+            texts.append(self._signals.stop())
+            atexit.unregister(self.stop)
+            self._active = False
+            self._timer.stop()
+        finally:
+            self._writer.stop()  # from now on it files what belongs to no ended step, so nothing else may write
         return texts
 
     def stop(self, error: BaseException | None = None) -> None:
