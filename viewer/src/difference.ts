@@ -196,7 +196,7 @@ export function inSecond(
   const isNoise = dropNoise(ratio, most) === 1;
   const about = isNoise
     ? most === Infinity
-      ? "one step: may be noise"
+      ? "too few steps to tell noise"
       : "within noise"
     : `×${formatNumber(ratio)}`;
   return `B ${text}${Number.isNaN(ratio) ? "" : `  ${about}`}`;

@@ -218,7 +218,7 @@ test("a value of both runs is told with its ratio, and of arguments those that d
   const noises = [0.5, 1, Infinity].map((noise) =>
     inSecond(time, model.second("modules", "time"), 0, () => noise),
   );
-  expect(noises).toEqual(["B 8.00s  ×2.00", "B 8.00s  within noise", "B 8.00s  one step: may be noise"]);
+  expect(noises).toEqual(["B 8.00s  ×2.00", "B 8.00s  within noise", "B 8.00s  too few steps to tell noise"]);
   expect(inSecond(time, time, 0)).toBe("");
   const args = {
     nodes: { args: ['{"input":"$input","eps":1e-05}'] },

@@ -97,9 +97,7 @@ class ModuleDifference:
             codes[row] = (
                 ONLY_A if place in self._missing else INSIDE if own < RESHAPED and place in busy else own
             )
-        folded = np.array(rows.folded, np.int64)
-        members = np.flatnonzero(folded >= 0)
-        np.maximum.at(codes, folded[members], codes[members])  # they are alike
+        _fold_differences(codes, np.array(rows.folded, np.int64))
         return include_inside(codes, parent)
 
 
@@ -149,6 +147,17 @@ def _pair_sums(partner: Rows, folded: Rows, folded_b: Rows) -> None:
             partner[row] = other
 
 
+def _fold_differences(codes: Column, folded: Column) -> None:
+    """Gives a row that stands for several the largest difference of them.
+
+    If only one run has some of them, as of a structure, the row is one that both have, with a change inside.
+    """
+    members = np.flatnonzero(folded >= 0)
+    row = folded[members].astype(np.int64)
+    is_unlike = (codes[members] >= ONLY_A) & (codes[members] != codes[row])
+    np.maximum.at(codes, row, np.where(is_unlike, INSIDE, codes[members]))
+
+
 def unite_graphs(
     graphs: JoinedGraphs,
     cut: GraphCut,
@@ -189,9 +198,7 @@ def unite_graphs(
         "count": np.ones(len(added), np.int64),
     }
     codes = graphs.differences[np.append(cut.shown, first + np.flatnonzero(shown))]
-    folded = np.append(tables["nodes"]["folded"].values, np.full(len(added), NONE)).astype(np.int64)
-    members = np.flatnonzero(folded >= 0)
-    np.maximum.at(codes, folded[members], codes[members])  # the tensors of a structure may differ
+    _fold_differences(codes, np.append(tables["nodes"]["folded"].values, np.full(len(added), NONE)))
     columns = [difference_column(codes, DIFFERENCES)]
     for column in table.columns:
         if column.name in fixed:
