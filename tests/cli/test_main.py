@@ -50,7 +50,8 @@ def test_unknown_command_is_misuse(command: Command) -> None:
 
 def test_script_in_place_of_a_command_is_told_how_it_is_recorded(command: Command) -> None:
     assert command("train.py", "--steps", "3 4", code=2).err == (
-        "modtrace: error: There is no command 'train.py'. To record a script: modtrace record train.py --steps '3 4'. "
+        "modtrace: error: There is no command 'train.py'. To record a script: "
+        "modtrace record [OPTIONS] train.py --steps '3 4'. "
         "Try 'modtrace --help'.\n"
     )
 

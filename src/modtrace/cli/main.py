@@ -67,7 +67,7 @@ class _LazyGroup(click.Group):
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             hint = did_you_mean(args[0], COMMANDS)
             if args[0].endswith(".py"):
-                hint = f" To record a script: modtrace record {shlex.join(args)}"
+                hint = f" To record a script: modtrace record [OPTIONS] {shlex.join(args)}"
             raise click.UsageError(f"There is no command {args[0]!r}.{hint}", ctx)
         return super().resolve_command(ctx, args)
 

@@ -28,7 +28,7 @@ _MOST_MODELS = 4
 _LEAST_UNLIKE = 3
 
 #: A text for recordings without any backward calls.
-BACKWARD_HINT = "backward counts as outside: record with --backward-times (backward_times=True)"
+BACKWARD_HINT = "record with --backward-times (backward_times=True)"
 
 #: A text for recordings with ops, as each op then goes through Python.
 OPS_NOTE = "times contain the recording of each op: without --ops (ops=True) they are shorter"
@@ -142,7 +142,8 @@ def describe_foot(tree: ModuleTree, tables: Sequence[FittedColumns]) -> list[Tex
     if tree.ops_recorded and not tree.device_times:
         lines.append(Text(OPS_NOTE, "dim"))
     if tree.roots and not tree.backward_recorded:
-        lines.append(Text(BACKWARD_HINT, "dim"))
+        where = "backward times" if tree.outside_ns is None else "backward counts as outside"
+        lines.append(Text(f"{where}: {BACKWARD_HINT}", "dim"))
     return lines
 
 
