@@ -82,13 +82,13 @@ CASES: dict[str, tuple[Callable[[Net], None], Callable[[Net], None], list[LoneMo
         lambda net: None,
         add_norm,
         [LoneModule(name="norm (LayerNorm)", only_in="second")],
-        "only the second run has norm (LayerNorm); behind it the runs part at ",
+        "only the second run has norm (LayerNorm); {behind}the runs part at ",
     ),
     "removed": (
         add_norm,
         lambda net: None,
         [LoneModule(name="norm (LayerNorm)", only_in="first")],
-        "only the first run has norm (LayerNorm); behind it the runs part at ",
+        "only the first run has norm (LayerNorm); {behind}the runs part at ",
     ),
     "outermost": (
         lambda net: None,
@@ -114,7 +114,32 @@ def test_the_answer_begins_with_the_module_that_one_run_has_alone(name: str, cap
     found = modtrace.compare(record(one, **CAPTURES[captures]), record(other, **CAPTURES[captures]))
     assert found.first is not None
     assert list(found.first.behind) == lone
-    assert str(found).startswith(text)
+    # Without ops nothing tells that it reads what the module has returned.
+    assert str(found).startswith(text.format(behind="behind it " if captures == "ops" else ""))
+
+
+def test_a_module_beside_the_way_is_not_said_to_be_in_front() -> None:
+    class Beside(Net):
+        factor = 1.0
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.body(self.embed(x))
+            if self.norm is not None:
+                self.norm(x)
+            return self.head(x * self.factor)
+
+    def run(*, has_more: bool, **options: bool) -> modtrace.Recording:
+        net = Beside()
+        if has_more:
+            net.norm, net.factor = nn.Linear(8, 8), 1.1
+        with modtrace.record(net, **options) as rec:
+            net(torch.linspace(-2, 2, 24).reshape(3, 8))
+        return rec
+
+    for options in CAPTURES.values():
+        found = modtrace.compare(run(has_more=False, **options), run(has_more=True, **options))
+        assert "behind it" not in str(found)
+    assert str(found).startswith("only the second run has norm (Linear); the runs part at output of head")
 
 
 def test_a_module_that_may_have_drawn_the_random_numbers_of_others_is_told_with_unequal_weights() -> None:
@@ -129,6 +154,15 @@ def test_a_module_that_may_have_drawn_the_random_numbers_of_others_is_told_with_
     both = modtrace.compare(record(make_head, ops=True), record(make_norm_and_head, ops=True))
     assert str(both).startswith("the runs part at parameter head.weight")
     assert line in str(both)
+    for other in (change_weight, add_identity):  # none of one run alone, and one that draws nothing
+        assert "drew from it" not in str(
+            modtrace.compare(record(make_head, ops=True), record(other, ops=True))
+        )
+
+    def seed_otherwise(net: Net) -> None:
+        torch.manual_seed(1)
+        make_norm_and_head(net)
+
     assert "drew from it" not in str(
-        modtrace.compare(record(make_head, ops=True), record(change_weight, ops=True))
+        modtrace.compare(record(make_head, ops=True), record(seed_otherwise, ops=True))
     )

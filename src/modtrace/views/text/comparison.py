@@ -15,7 +15,7 @@ from ...analysis.divergence.answer import (
     Reshaped,
 )
 from ...analysis.divergence.errors import NOTHING, SAMPLES, SKETCHES, STATISTICS
-from ...recording.role import BUFFER, OUTPUT, PARAMETER
+from ...recording.role import OUTPUT, PARAMETER
 from ...recording.suggestions import count_of, first_few
 from ..common.columns import Color, Text, render_lines
 from ..common.numbers import format_count, to_json
@@ -27,6 +27,9 @@ _LISTED = 10
 
 #: The number of reasons why tensors were not compared.
 _REASONS = 3
+
+#: How a line on unequal seeds begins among those on the environments.
+_SEEDS = "seed"
 
 #: Differences that each metric cannot see, the worst metric first.
 _LIMITS = {
@@ -126,13 +129,22 @@ def _describe_answer(found: Comparison) -> Iterator[Text]:
 
 
 def _doubt_seed(found: Comparison, first: Divergence) -> Iterator[Text]:
-    """Yields a line on a module of one run alone that may have taken the random numbers of others as it was made."""
+    """Yields a line on a module of one run alone that may have taken the random numbers of others as it was made.
+
+    It has parameters, and the seeds are equal as far as they are known.
+    """
+    if (
+        first.kind != SOURCE
+        or first.role != PARAMETER
+        or any(line.startswith(_SEEDS) for line in found.environment)
+    ):
+        return
     alone = [
         (run, side.modules[0])
         for run, side in ((FIRST, found.missing), (SECOND, found.extra))
-        if side.modules
+        if side.modules and any(tensor.name.startswith(f"{PARAMETER} ") for tensor in side.tensors)
     ]
-    if first.kind == SOURCE and first.role in (PARAMETER, BUFFER) and len(alone) == 1:
+    if len(alone) == 1:
         [(run, name)] = alone
         yield Text(
             f"  the same seed is not enough if {name}, which only the {run} run has, drew from it before"
@@ -140,12 +152,17 @@ def _doubt_seed(found: Comparison, first: Divergence) -> Iterator[Text]:
 
 
 def _introduce_lone(first: Divergence) -> Iterator[Text]:
-    """Yields the modules that only one run has and behind which the runs part."""
+    """Yields the modules that only one run has and behind which the runs part.
+
+    Without ops it is not known what reads their outputs: they were called last before it.
+    """
     if not first.behind:
         return
     has = [f"only the {lone.only_in} run has {lone.name}" for lone in first.behind]
     yield Text(", and ".join(has), "bold red")
-    if first.only_in is None:
+    if first.op is None:
+        where = ""
+    elif first.only_in is None:
         where = "behind it "
     else:  # the op has no partner either
         where = "there " if first.only_in in {lone.only_in for lone in first.behind} else ""
