@@ -14,7 +14,7 @@ from modtrace.analysis.divergence.answer import Comparison
 from modtrace.analysis.divergence.compare import compare_recordings
 from modtrace.analysis.ranks.first_nonfinite import find_first_of_ranks
 from modtrace.analysis.ranks.replicas import check_replicas
-from modtrace.analysis.tables.ranks import as_one
+from modtrace.analysis.tables.ranks import RanksData, as_one
 from modtrace.recording.protocols import LAST, RecordingData
 from modtrace.store.reader import open_last_attempts
 
@@ -141,6 +141,15 @@ def test_step_whose_gradients_are_not_reduced_is_named(two: Mapping[str, str]) -
     assert {(one.step, one.role) for one in check.first} >= {(1, "parameter_grad")}
     assert {one.step for one in check.first} == {1}
     assert (check.first[0].role, check.may_be_own) == ("parameter_grad", False)
+
+
+def test_groups_and_sizes_of_parameters_are_those_that_were_recorded(two: Mapping[str, str]) -> None:
+    ddp = together(two["ddp"])
+    assert isinstance(ddp, RanksData)
+    assert ddp.groups == {"0-1"}
+    assert ddp.sizes.keys() == ddp.layout.keys()
+    sizes = {slot: size for (module, slot), size in ddp.sizes.items() if "blocks.1.up" in str(module)}
+    assert sizes == {"weight": 64 * 16, "bias": 64}
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2", "tp"])

@@ -1,6 +1,7 @@
 """Collectives are recorded as they are called, by C++ code too, and nothing of the run is touched by it."""
 
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Mapping
@@ -21,7 +22,6 @@ from helpers.ranks import group_of_one
 from modtrace.collect.collectives.buckets import BucketLayers
 from modtrace.collect.collectives.recorder import CollectiveRecorder, _choose
 from modtrace.collect.collectives.rows import CollectiveSite, Row
-from modtrace.collect.recorder.flush_timer import FLUSH_TO_DISK_S
 from modtrace.recording.protocols import LAST
 from modtrace.store.collective_ring import read_ring
 from modtrace.torch_internals import collectives
@@ -129,13 +129,13 @@ def test_group_may_begin_and_end_inside_of_the_recording(tmp_path: Path) -> None
 def test_what_is_written_while_the_recording_ends_has_its_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stop = CollectiveRecorder.stop
+    stop, writers = CollectiveRecorder.stop, list[str]()
 
-    def stop_slowly(recorder: CollectiveRecorder) -> None:
+    def stop_alone(recorder: CollectiveRecorder) -> None:
+        writers.extend(thread.name for thread in threading.enumerate() if thread.name == "modtrace-flush")
         stop(recorder)
-        time.sleep(3 * FLUSH_TO_DISK_S)
 
-    monkeypatch.setattr(CollectiveRecorder, "stop", stop_slowly)
+    monkeypatch.setattr(CollectiveRecorder, "stop", stop_alone)
     model = nn.Linear(2, 2)
     with group_of_one(), modtrace.record(model, to=tmp_path / "run.modtrace", strict=True) as rec:
         for step in range(4):
@@ -144,6 +144,7 @@ def test_what_is_written_while_the_recording_ends_has_its_step(
                 rec.step()
     rows = rows_of(modtrace.open_recording(tmp_path / "run.modtrace"))
     assert [(row["step"], row["seq_id"]) for row in rows] == [(0, 1), (1, 2), (2, 3), (3, 4)]
+    assert not writers  # one that wrote now would file what waits in the step before
 
 
 def test_steps_that_are_not_recorded_have_no_rows() -> None:
