@@ -235,12 +235,38 @@ def test_a_saved_tensor_that_is_spoiled_as_well_is_blamed_beside_the_forward(cap
     assert set(of_backward["verdict"]) <= {"made", "amplified"}
 
 
-def compare_between(one: nn.Module, other: nn.Module, capture: str) -> Comparison:
+@pytest.mark.parametrize("spoils", [1.0, 1.5])
+@pytest.mark.parametrize("capture", ["tensors", "sketch"])
+def test_a_saved_tensor_that_is_spoiled_later_is_blamed_where_its_forward_inherits(
+    capture: str, spoils: float
+) -> None:
+    one, other = map(Between, EXPLAINED["gelu"])
+
+    def learn(step: int) -> None:
+        with torch.no_grad():
+            other.before.weight.mul_(1.001)  # so that the same op reads other numbers from here on
+        other.spoils = spoils if step == 1 else 1.0
+
+    found = compare_between(one, other, capture, then=learn)
+    frame = found.to_frame()
+    assert set(frame[(frame["op"] == "aten.gelu.default") & (frame["step"] == 2)]["verdict"]) == {"inherited"}
+    backwards = [("aten.gelu_backward.default", 2)] if spoils != 1 else []
+    assert [(place.op, place.step) for place in found.divergences if place.phase == "backward"] == backwards
+
+
+def compare_between(
+    one: nn.Module, other: nn.Module, capture: str, then: Callable[[int], object] | None = None
+) -> Comparison:
+    """Compares a step of each model, or three steps if something is to happen `then`, behind each of the other's."""
     values = modtrace.Capture(roles=["output", "op_output", "leaf"], hash=True, **{capture: True})
     recordings = []
     for model in (one, other):
         with modtrace.record(model, ops=True, values=values) as rec:
-            x = torch.randn(256, 16, generator=torch.Generator().manual_seed(1))
-            model(x).square().mean().backward()
+            for step in range(3 if then else 1):
+                x = torch.randn(256, 16, generator=torch.Generator().manual_seed(1))
+                model(x).square().mean().backward()
+                rec.step()
+                if then and model is other:
+                    then(step)
         recordings.append(rec)
     return modtrace.compare(*recordings)

@@ -84,6 +84,12 @@ ROOTS = _names("sqrt rsqrt linalg_vector_norm norm pow hypot cdist_forward eucli
 VARIANCES = _names("var std var_mean std_mean")
 MEANS = _names("mean nll_loss_forward nll_loss2d_forward")
 
+#: Functions whose slope has no jumps, so that it is about as far apart between two runs as their values are.
+SMOOTH = _names(
+    "gelu silu mish softplus sigmoid log_sigmoid_forward tanh pow native_layer_norm native_group_norm "
+    "native_batch_norm fused_rms_norm"
+)
+
 #: Ops that draw random numbers.
 RANDOM = _names(
     "native_dropout dropout alpha_dropout feature_dropout fused_dropout bernoulli rand rand_like randn randn_like "
