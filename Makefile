@@ -26,6 +26,8 @@ SITE_STAMP := $(VENV)/.modtrace-site-stamp
 # times as much, in a minute.
 unexport PYTHONDONTWRITEBYTECODE
 PIP := PIP_ROOT_USER_ACTION=ignore PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq --no-compile
+# Installs as pip does, many times as fast, but reads no configuration of pip's: pip stands in where it finds no packages.
+UV := $(BIN)/python -m uv --no-config -q pip install --python $(BIN)/python
 CHECKED := src tests examples benchmarks docs
 # The tests of `make test`; those of plain installs run before them.
 USUAL := not ranks and not soak and not zoo and not browser and not compile and not base and not device and not spark
@@ -77,7 +79,8 @@ $(STAMP): pyproject.toml constraints.txt setup.py $(wildcard src/modtrace/*/_*.[
 	@echo 'making $(VENV) (a few minutes the first time)'
 	@$(BIN)/python -m pip --version > /dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
 	@$(PIP) -c $(CONSTRAINTS) $(TORCH_ARGS) torch
-	@$(PIP) -c $(CONSTRAINTS) -e '.[dev]'
+	@$(PIP) -c $(CONSTRAINTS) uv
+	@$(UV) -c $(CONSTRAINTS) -e '.[dev]' || $(PIP) -c $(CONSTRAINTS) -e '.[dev]'
 	@$(PIP) -c $(CONSTRAINTS) --no-deps --upgrade --target $(VENV)/model-explorer ai-edge-model-explorer
 	@$(BIN)/modtrace doctor > /dev/null  # imports what the processes of tests need at once
 	@touch $@

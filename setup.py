@@ -47,7 +47,11 @@ class CleanBuild(build):
 
 
 class BuildWithFlags(build_ext):
-    """Gives each compiler the flags it knows."""
+    """Gives each compiler the flags it knows, and compiles parts beside each other."""
+
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        self.parallel = self.parallel or os.cpu_count()
 
     def build_extension(self, ext: Extension) -> None:
         ext.extra_compile_args = [*_FLAGS.get(self.compiler.compiler_type, []), *_MORE_FLAGS]
