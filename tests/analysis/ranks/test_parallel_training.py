@@ -143,13 +143,13 @@ def test_step_whose_gradients_are_not_reduced_is_named(two: Mapping[str, str]) -
     assert (check.first[0].role, check.may_be_own) == ("parameter_grad", False)
 
 
-def test_groups_and_sizes_of_parameters_are_those_that_were_recorded(two: Mapping[str, str]) -> None:
+def test_groups_and_parameters_are_those_that_were_recorded(two: Mapping[str, str]) -> None:
     ddp = together(two["ddp"])
     assert isinstance(ddp, RanksData)
     assert ddp.groups == {"0-1"}
-    assert ddp.sizes.keys() == ddp.layout.keys()
-    sizes = {slot: size for (module, slot), size in ddp.sizes.items() if "blocks.1.up" in str(module)}
-    assert sizes == {"weight": 64 * 16, "bias": 64}
+    whole = (None, None)
+    of_up = {slot: found for (module, slot), found in ddp.parameters.items() if "blocks.1.up" in str(module)}
+    assert of_up == {"weight": (whole, 64 * 16), "bias": (whole, 64)}
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2", "tp"])

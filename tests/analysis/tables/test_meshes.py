@@ -21,13 +21,12 @@ class Run(RanksData):
 
     degree: Any = 2
     groups: Any = frozenset()
-    layout: Any = None
-    sizes: Any = None
+    parameters: Any = None
     meta: Any = SimpleNamespace(world_size=2)
 
     def __init__(self, degree: int = 2, groups: Iterable[str] = (), size: int = 8, **layout: Any) -> None:
-        self.degree, self.groups, self.layout = degree, frozenset(groups), layout
-        self.sizes = dict.fromkeys(layout, size)
+        self.degree, self.groups = degree, frozenset(groups)
+        self.parameters = {name: (placed, size) for name, placed in layout.items()}
 
 
 @pytest.mark.parametrize(

@@ -70,19 +70,19 @@ def _have_other_meshes(a: RecordingData, b: RecordingData) -> bool:
     """
     if a.meta.world_size != b.meta.world_size or not isinstance(a, RanksData) or not isinstance(b, RanksData):
         return a.meta.world_size != b.meta.world_size or _degree_of(a) != _degree_of(b)
-    of_a, of_b = a.layout, b.layout
-    if common := of_a.keys() & of_b.keys():  # one run may have more parameters than the other
-        if any(of_a[parameter] != of_b[parameter] for parameter in common):
-            return True
-    elif of_a and of_b and {*of_a.values()} != {*of_b.values()}:
+    common = a.parameters.keys() & b.parameters.keys()  # one run may have more than the other
+    layouts, layouts_b = ([layout for layout, _ in run.parameters.values()] for run in (a, b))
+    if any(a.parameters[name][0] != b.parameters[name][0] for name in common):
+        return True
+    if not common and layouts and layouts_b and {*layouts} != {*layouts_b}:
         return True
     has_groups = bool(a.groups and b.groups)
     if has_groups and a.groups != b.groups:
         return True
-    if any(mesh is not None for mesh, _ in (*of_a.values(), *of_b.values())) or a.degree == b.degree:
+    if any(mesh is not None for mesh, _ in (*layouts, *layouts_b)) or a.degree == b.degree:
         return False
     # Ranks that cut plain parameters by hand may use the groups of those that have copies.
-    return not has_groups or any(a.sizes[name] != b.sizes[name] for name in a.sizes.keys() & b.sizes.keys())
+    return not has_groups or any(a.parameters[name][1] != b.parameters[name][1] for name in common)
 
 
 def _degree_of(run: RecordingData) -> int:

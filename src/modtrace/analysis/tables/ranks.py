@@ -86,30 +86,26 @@ class RanksData:
         return self._merged.degree
 
     @cached_property
-    def layout(self) -> dict[Hashable, tuple[str | None, ...]]:
-        """The mesh and placements of each measured parameter on the lowest rank; None for what is no DTensor."""
-        placed = self._values[0].placed
-        rows = np.flatnonzero(placed.is_of(PARAMETER))
-        columns = [dictionary_codes(placed.table[name]) for name in ("mesh", "placements")]
-        found = np.unique(
-            np.stack([placed.module[rows], placed.slot[rows], *(codes[rows] for codes, _ in columns)]), axis=1
-        )
-        modules, slots = name_modules(self._parts[0][1]), (*placed.slots, None)
-        texts = [(*known, None) for _, known in columns]
-        return {
-            (modules.get(module), slots[slot]): (texts[0][mesh], texts[1][placements])
-            for module, slot, mesh, placements in found.T.tolist()
-        }
+    def parameters(self) -> dict[Hashable, tuple[tuple[str | None, str | None], int]]:
+        """The layout and the number of elements of each measured parameter on the lowest rank.
 
-    @cached_property
-    def sizes(self) -> dict[Hashable, int]:
-        """The number of elements of each measured parameter on the lowest rank."""
+        The layout is the mesh and the placements, each None for what is no DTensor.
+        """
         placed = self._values[0].placed
         rows = np.flatnonzero(placed.is_of(PARAMETER))
+        _, first = np.unique(np.stack([placed.module[rows], placed.slot[rows]]), axis=1, return_index=True)
+        rows = rows[first]
         modules, slots = name_modules(self._parts[0][1]), (*placed.slots, None)
-        keys = zip(placed.module[rows].tolist(), placed.slot[rows].tolist(), strict=True)
-        found = ((modules.get(module), slots[slot]) for module, slot in keys)
-        return dict(zip(found, placed.numel[rows].tolist(), strict=True))
+        names = zip(
+            map(modules.get, placed.module[rows].tolist()),
+            (slots[slot] for slot in placed.slot[rows].tolist()),
+            strict=True,
+        )
+        mesh, placements = (
+            placed.table[name].take(from_numpy(rows)).to_pylist() for name in ("mesh", "placements")
+        )
+        layouts = zip(mesh, placements, strict=True)
+        return dict(zip(names, zip(layouts, placed.numel[rows].tolist(), strict=True), strict=True))
 
     @cached_property
     def groups(self) -> frozenset[str]:
