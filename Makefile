@@ -28,6 +28,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PIP := PIP_ROOT_USER_ACTION=ignore PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq --no-compile
 # Installs as pip does, many times as fast, but reads no configuration of pip's: pip stands in where it finds no packages.
 UV := $(BIN)/python -m uv --no-config -q pip install --python $(BIN)/python
+INSTALL = $(UV) -c $(CONSTRAINTS) $(1) || $(PIP) -c $(CONSTRAINTS) $(1)
 CHECKED := src tests examples benchmarks docs
 # The tests of `make test`; those of plain installs run before them.
 USUAL := not ranks and not soak and not zoo and not browser and not compile and not base and not device and not spark
@@ -67,7 +68,7 @@ endef
 export PYTHON_IS_NEW_ENOUGH
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-base test-browser test-compile test-device test-spark test-newest test-oldest check wheel viewer format docs site bench gpu-check ranks size soak zoo sanitize clean
+.PHONY: help env tools demo test test-base test-browser test-compile test-device test-spark test-newest test-oldest check wheel viewer format docs site bench gpu-check ranks size soak zoo sanitize clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -80,24 +81,24 @@ $(STAMP): pyproject.toml constraints.txt setup.py $(wildcard src/modtrace/*/_*.[
 	@$(BIN)/python -m pip --version > /dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
 	@$(PIP) -c $(CONSTRAINTS) $(TORCH_ARGS) torch
 	@$(PIP) -c $(CONSTRAINTS) uv
-	@$(UV) -c $(CONSTRAINTS) -e '.[dev]' || $(PIP) -c $(CONSTRAINTS) -e '.[dev]'
-	@$(PIP) -c $(CONSTRAINTS) --no-deps --upgrade --target $(VENV)/model-explorer ai-edge-model-explorer
+	@$(call INSTALL,-e '.[dev]')
+	@$(call INSTALL,--no-deps --upgrade --target $(VENV)/model-explorer ai-edge-model-explorer)
 	@$(BIN)/modtrace doctor > /dev/null  # imports what the processes of tests need at once
 	@touch $@
 
 $(BENCH_STAMP): $(STAMP)
 	@echo 'installing the tracers that make bench compares with'
-	@$(PIP) -c $(CONSTRAINTS) -e '.[bench]'
+	@$(call INSTALL,-e '.[bench]')
 	@touch $@
 
 $(SPARK_STAMP): $(STAMP)
 	@echo 'installing Spark, which is half a gigabyte'
-	@$(PIP) -c $(CONSTRAINTS) -e '.[spark]'
+	@$(call INSTALL,-e '.[spark]')
 	@touch $@
 
 $(SITE_STAMP): $(STAMP)
 	@echo 'installing Sphinx'
-	@$(PIP) -c $(CONSTRAINTS) -e '.[site]'
+	@$(call INSTALL,-e '.[site]')
 	@touch $@
 
 demo: env  ## train a small GPT under the recorder and show what ran inside (ARGS=--checkpoint)
@@ -115,6 +116,8 @@ test: env  ## run the checks, then the tests (TESTS=tests/store)
 
 test-browser: tests/browser/node_modules/.package-lock.json $(SITE_STAMP)  ## run the tests in Chromium: of pictures with several fonts, of reports, and of the site
 	$(BIN)/python -m pytest -m browser tests/views tests/test_site.py
+
+tools: $(SITE_STAMP) $(SPARK_STAMP) tests/browser/node_modules/.package-lock.json  ## install what test-browser and test-spark need
 
 tests/browser/node_modules/.package-lock.json: tests/browser/package-lock.json | $(NODE)/bin/node
 	@cd tests/browser && $(NPM) ci --no-audit --no-fund --loglevel=error
