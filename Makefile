@@ -30,8 +30,9 @@ PIP := PIP_ROOT_USER_ACTION=ignore PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python
 UV := $(BIN)/python -m uv --no-config -q pip install --python $(BIN)/python
 INSTALL = $(UV) -c $(CONSTRAINTS) $(1) || $(PIP) -c $(CONSTRAINTS) $(1)
 CHECKED := src tests examples benchmarks docs
-# The tests of `make test`; those of plain installs run before them.
-USUAL := not ranks and not soak and not zoo and not browser and not compile and not base and not device and not spark
+# What needs nothing special, and is not rare; and of it the tests of `make test`, before which those of plain installs run.
+PLAIN := not ranks and not soak and not zoo and not browser and not compile and not base and not device and not spark
+USUAL := not long and $(PLAIN)
 NEWEST := build/newest
 OLDEST := build/oldest
 # The oldest torch that pyproject.toml allows
@@ -68,7 +69,7 @@ endef
 export PYTHON_IS_NEW_ENOUGH
 
 .DEFAULT_GOAL := help
-.PHONY: help env tools demo test test-base test-browser test-compile test-device test-spark test-newest test-oldest check wheel viewer format docs site bench gpu-check ranks size soak zoo sanitize clean
+.PHONY: help env tools demo test test-base test-long test-browser test-compile test-device test-spark test-newest test-oldest check wheel viewer format docs site bench gpu-check ranks size soak zoo sanitize clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -123,12 +124,15 @@ tests/browser/node_modules/.package-lock.json: tests/browser/package-lock.json |
 	@cd tests/browser && $(NPM) ci --no-audit --no-fund --loglevel=error
 	@touch $@
 
+test-long: env  ## run the families of tests that take minutes, of which make test runs one file each
+	$(BIN)/python -m pytest -m 'long and $(PLAIN)' -n $(WORKERS) --dist worksteal
+
 test-compile: env  ## run the tests that compile models with inductor (some minutes of C++)
 	$(BIN)/python -m pytest -m compile tests/collect tests/examples tests/analysis
 
 test-device: env  ## run the tests on a simulated accelerator, and what is checked on a GPU (a C++ compiler)
 	$(BIN)/python -m pytest tests/device -n $(WORKERS) --dist worksteal
-	$(BIN)/python -m pytest --on-sim -m '$(USUAL)' tests/collect -n $(WORKERS) --dist worksteal
+	$(BIN)/python -m pytest --on-sim -m '$(PLAIN)' tests/collect -n $(WORKERS) --dist worksteal
 	$(BIN)/python benchmarks/gpu_check.py
 
 test-spark: $(SPARK_STAMP)  ## run the tests of questions that Spark answers (needs a JVM)
@@ -143,7 +147,7 @@ test-newest:  ## run the tests with the newest torch that pip finds, in an envir
 	@rm -f $(NEWEST)/.modtrace-stamp
 	@$(MAKE) --no-print-directory env VENV=$(NEWEST) CONSTRAINTS=$(NEWEST)-constraints.txt TORCH_ARGS='--upgrade $(TORCH_ARGS)'
 	@$(NEWEST)/bin/modtrace doctor
-	$(NEWEST)/bin/python -m pytest -m '$(USUAL)' $(or $(TESTS),-n $(WORKERS) --dist worksteal)
+	$(NEWEST)/bin/python -m pytest -m '$(PLAIN)' $(or $(TESTS),-n $(WORKERS) --dist worksteal)
 
 # Torch 2.11 needs an older setuptools than constraints.txt has.
 test-oldest:  ## run the tests with the oldest torch that is allowed, in an environment of its own (it may take 6 GB)
@@ -152,7 +156,7 @@ test-oldest:  ## run the tests with the oldest torch that is allowed, in an envi
 	@rm -f $(OLDEST)/.modtrace-stamp
 	@$(MAKE) --no-print-directory env VENV=$(OLDEST) CONSTRAINTS=$(OLDEST)-constraints.txt
 	@$(OLDEST)/bin/modtrace doctor
-	$(OLDEST)/bin/python -m pytest -m '$(USUAL)' $(or $(TESTS),-n $(WORKERS) --dist worksteal)
+	$(OLDEST)/bin/python -m pytest -m '$(PLAIN)' $(or $(TESTS),-n $(WORKERS) --dist worksteal)
 
 check: env  ## lint, format, types, layers, and whether the page of reports is fresh
 	$(BIN)/ruff check $(CHECKED)
@@ -219,7 +223,7 @@ sanitize: env  ## run the tests of the C code under AddressSanitizer and Undefin
 	@rm -rf $(SANITIZED)
 	@CC=gcc MODTRACE_CFLAGS='$(SANITIZERS) -g -O1 -fno-omit-frame-pointer -fno-sanitize-recover=all' \
 		LDFLAGS='$(SANITIZERS)' $(BIN)/python setup.py -q build --build-base $(SANITIZED) --build-lib $(SANITIZED)/lib
-	@$(UNDER_SANITIZERS) $(BIN)/python -m pytest -m '$(USUAL)' -n $(WORKERS) --dist worksteal \
+	@$(UNDER_SANITIZERS) $(BIN)/python -m pytest -m '$(PLAIN)' -n $(WORKERS) --dist worksteal \
 		$(or $(TESTS),$(TESTS_OF_C)); tests=$$?; cat $(SANITIZED)/report.* 2> /dev/null && exit 1; exit $$tests
 
 clean:  ## delete what the other targets made, but for .venv

@@ -4,6 +4,7 @@ import gc
 import os
 import sys
 import warnings
+from pathlib import Path
 
 import pytest
 
@@ -30,6 +31,18 @@ def pytest_configure(config):
         from device import everywhere
 
         config.pluginmanager.register(everywhere)
+
+
+#: Folders of tests that take minutes, which are marked `long`, and the file of each that runs as usual.
+LONG = {"pairs": "test_pairs.py", "collect/compile": "test_compiled.py"}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    for item in items:
+        folder = item.path.parent.relative_to(Path(__file__).parent).as_posix()
+        if LONG.get(folder, item.path.name) != item.path.name:
+            item.add_marker("long")
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -14,11 +14,11 @@ PROJECT = Path(__file__).parent.parent
 #: What CI makes, in this order.
 MAKES = [
     "make test",
+    "make test-long",
     "make test-device",
     "make viewer",
-    "make test-browser",
-    "make test-compile",
-    "make test-spark",
+    "make tools",
+    "make -j2 -Otarget test-browser test-compile test-spark",
 ]
 
 
