@@ -60,6 +60,27 @@ def test_a_second_run_goes_beside_the_first_unless_it_is_to_take_its_place(tmp_p
     assert not (tmp_path / "train-3.modtrace").exists()
 
 
+def test_a_run_that_recorded_nothing_leaves_its_name_to_the_next(tmp_path):
+    run(tmp_path, "record", "-q", "train.py", script="import no_such_library\n", status=1)
+    assert (tmp_path / "train.modtrace").exists()
+    done = run(tmp_path, "record", "train.py", script=TRAIN)
+    assert done.stderr.endswith("Look at it with: modtrace show train.modtrace\n")
+    run(tmp_path, "record", "-q", "train.py", script="import no_such_library\n", status=1)
+    done = run(tmp_path, "record", "train.py", script=TRAIN)
+    assert done.stderr.endswith("Look at it with: modtrace show train-2.modtrace\n")
+
+
+def test_a_run_whose_name_another_has_taken_between_its_choice_and_its_start_takes_the_next(tmp_path):
+    run(tmp_path, "record", "-q", "train.py", script=TRAIN)
+    chosen_too_early = (
+        "import modtrace.cli.record as command\n"
+        "find, early = command._free_place, ['train.modtrace']\n"
+        "command._free_place = lambda stem: early.pop() if early else find(stem)"
+    )
+    done = run(tmp_path, "record", "train.py", before=chosen_too_early)
+    assert done.stderr.endswith("Look at it with: modtrace show train-2.modtrace\n")
+
+
 def test_the_script_finds_its_arguments_its_folder_and_itself_as_main(tmp_path):
     script = """
     import os, pickle, sys

@@ -18,7 +18,10 @@ from helpers.typed_rows import expected, rows, write_step
 from modtrace.errors import ModtraceWarning, RecordingError, RecordingReplacedError
 from modtrace.recording.meta import Note, RunMeta
 from modtrace.recording.options.tensor_options import TensorOptions
+from modtrace.recording.process import name_process
 from modtrace.store import reader as reader_module
+from modtrace.store.folder import delete_if_empty
+from modtrace.store.layout import STARTING
 from modtrace.store.reader import FolderReader
 from modtrace.store.writer import FolderWriter
 
@@ -319,3 +322,41 @@ def test_training_goes_on_and_its_recording_gives_no_answer_of_the_other_run(
     for read in (lambda: rec.meta, lambda: rec.table("steps"), rec.module_tree):
         with pytest.raises(RecordingReplacedError):
             read()
+
+
+@pytest.mark.parametrize(
+    ("leaves", "is_free"),
+    [
+        (lambda path: None, True),
+        (lambda path: (path / STARTING).touch(), True),
+        (lambda path: (path / "notes.txt").touch(), False),
+        (lambda path: (path / "rank-00000" / "values.arrow").touch(), False),
+        (lambda path: (path / "rank-00000" / "meta.json").write_text("{"), False),
+    ],
+    ids=["nothing", "start", "file of the user", "rows", "damage"],
+)
+def test_recording_in_which_nothing_is_gives_its_path_back_and_nothing_else_does(
+    tmp_path: Path, leaves: Callable[[Path], None], is_free: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "train.modtrace"
+    monkeypatch.setattr(
+        "modtrace.store.folder._STARTED_AFTER_S", 0.02
+    )  # a start that was killed is over then
+    FolderWriter(path, RunMeta(run_id="first")).close()
+    leaves(path)
+    before = content(tmp_path)
+    assert delete_if_empty(path) is is_free
+    assert content(tmp_path) == ({} if is_free else before)
+
+
+def test_recording_that_is_being_made_or_that_other_ranks_may_join_is_not_deleted(tmp_path: Path) -> None:
+    runs = tmp_path / "running", tmp_path / "ranks"
+    FolderWriter(runs[0], RunMeta(run_id="first", process=name_process()))
+    FolderWriter(runs[1], RunMeta(run_id="first", launch="host:1")).close()
+    before = content(tmp_path)
+    assert not delete_if_empty(runs[0])
+    assert not delete_if_empty(runs[1])
+    assert content(tmp_path) == before
+    assert not delete_if_empty(tmp_path)
+    assert not delete_if_empty(tmp_path / "nowhere")
+    assert not (tmp_path / "nowhere").exists()

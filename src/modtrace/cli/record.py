@@ -4,18 +4,19 @@ import contextlib
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from ..errors import ModtraceError, ModtraceWarning, describe_error
+from ..errors import ModtraceError, ModtraceWarning, RecordingExistsError, describe_error
 from ..optional import require
 from ..recording.options.capture import BOUNDARY, COMPILED
 from ..recording.options.capture_text import parse_capture
 from ..recording.options.op_options import Ops
 from ..recording.suggestions import count_of
-from ..store.folder import may_join
+from ..store.folder import delete_if_empty, may_join
 from .children import StartedProcesses
 from .endings import Exited, end_like
 from .launch import check_count, start_ranks
@@ -56,7 +57,7 @@ class _RecordCommand(click.Command):
     "-o",
     "--to",
     metavar="DIR",
-    help="Where to write. Default: train.modtrace for train.py; if that is there, train-2.modtrace, and so on.",
+    help="Where to write. Default: train.modtrace for train.py; if a recording is there, train-2.modtrace, and so on.",
 )
 @click.option("--steps", metavar="START:STOP[:EVERY]", help="Which steps to keep. Default: all.")
 @click.option(
@@ -148,7 +149,8 @@ def record(
     The script runs as `python SCRIPT ARGS` would run it, and its exit code is passed on.
     """
     found = _find_program(module, program)
-    place = to or (f"{found.stem}.modtrace" if overwrite else _free_place(found.stem))
+    free_place = None if to or overwrite else partial(_free_place, found.stem)
+    place = to or (f"{found.stem}.modtrace" if free_place is None else free_place())
     with usage_errors():
         captures = [parse_capture(text) for text in capture]
     if source and not ops:
@@ -177,7 +179,7 @@ def record(
         unseen = f"no NaN is seen: {held} written only when the program fails."
         click.echo(f"modtrace: --values none measures nothing, so {unseen}", err=True)
     # Run by `main` outside of click, which turns a KeyboardInterrupt into an exception of its own.
-    return lambda: _run(found, recording, quiet)
+    return lambda: _run(found, recording, quiet, free_place)
 
 
 def _find_program(module: str | None, arguments: Sequence[str]) -> Program:
@@ -189,9 +191,12 @@ def _find_program(module: str | None, arguments: Sequence[str]) -> Program:
 
 
 def _free_place(stem: str) -> str:
-    """Returns the first name that is free, or under which other ranks of this run have begun to write."""
+    """Returns the first name that is free, or under which other ranks of this run have begun to write.
+
+    The name of a run that has recorded nothing, as its program failed before any model was called, is free again.
+    """
     place, number = f"{stem}.modtrace", 1
-    while os.path.exists(place) and not _may_join(place):
+    while os.path.exists(place) and not delete_if_empty(Path(place)) and not _may_join(place):
         number += 1
         place = f"{stem}-{number}.modtrace"
     return place
@@ -219,9 +224,9 @@ def _make_recording(place: str, options: dict[str, Any]) -> Any:
         return None
 
 
-def _run(program: Program, recording: Any, quiet: bool) -> int:
+def _run(program: Program, recording: Any, quiet: bool, free_place: Callable[[], str] | None) -> int:
     progress = ProgressReporter(recording, _describe_progress, quiet=quiet)
-    recorded = _Recorded(recording, progress.print)
+    recorded = _Recorded(recording, progress.print, free_place)
     try:
         with StartedProcesses() as started:
 
@@ -260,9 +265,19 @@ class _Recorded:
     Messages of modtrace name Python arguments meanwhile, for the program's own calls.
     """
 
-    def __init__(self, recording: Any, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, recording: Any, say: Callable[[str], None], free_place: Callable[[], str] | None
+    ) -> None:
+        """Makes the block.
+
+        Args:
+            recording: the recording.
+            say: prints a line.
+            free_place: returns a path that is free, if the user has named none.
+        """
         self._recording = recording
         self._say = say
+        self._free_place = free_place
         self._around = contextlib.ExitStack()  # the callbacks that restore everything at the end
         self.has_begun = False
         self.told: list[str] = []  # warnings to print at the end
@@ -270,9 +285,21 @@ class _Recorded:
     def __enter__(self) -> None:
         with contextlib.ExitStack() as around:
             around.enter_context(_warnings_in_lines())
-            self._recording.__enter__()
+            self._begin()
             self._around = around.pop_all()
         self.has_begun = True
+
+    def _begin(self) -> None:
+        """Enters the recording, at another free path if another program has just begun to write to this one."""
+        while True:
+            try:
+                self._recording.__enter__()
+                return
+            except RecordingExistsError:
+                free = self._free_place and Path(self._free_place())
+                if free in (None, self._recording.path):
+                    raise
+                self._recording.path = free
 
     def close_beside(self, error: BaseException) -> None:
         """Closes the recording while the program is blocked. Failures are only marked, as the process is ending."""

@@ -15,8 +15,18 @@ from ..errors import (
     RecordingExistsError,
 )
 from ..recording.meta import RunMeta
-from .json_files import is_temporary_header, read_header, write_header
-from .layout import HEADER, STARTING, describe_content, rank_folder, rank_folders, rank_of
+from ..recording.process import is_running
+from .json_files import is_temporary_header, read_header, read_meta, write_header
+from .layout import (
+    HEADER,
+    META,
+    STARTING,
+    describe_content,
+    is_rank_folder,
+    rank_folder,
+    rank_folders,
+    rank_of,
+)
 from .regular_file import folder_identity
 from .same_run import is_anothers, is_of_same_run, is_restarted
 
@@ -119,6 +129,39 @@ def may_join(path: Path, meta: RunMeta) -> bool:
         own = [folder for folder in rank_folders(path) if rank_of(folder) == meta.rank]
         return is_of_same_run(path, header, meta) and not any(is_anothers(folder, meta) for folder in own)
     return False
+
+
+def delete_if_empty(path: Path) -> bool:
+    """Deletes the recording of one process that has ended and recorded nothing; returns whether `path` is free now."""
+    with contextlib.suppress(OSError, RecordingError):
+        if path.is_symlink() or not _is_left_empty(path):
+            return False
+        with _alone_in(path):  # another process may have begun to write here meanwhile
+            if not _is_left_empty(path):
+                return False
+            for folder in rank_folders(path):
+                shutil.rmtree(folder)
+            (path / HEADER).unlink()
+        path.rmdir()
+        return True
+    return False
+
+
+def _is_left_empty(path: Path) -> bool:
+    """Returns whether a folder is a recording of one process that has ended, without rows or files of others."""
+    header = read_header(path)
+    if header is None or header.launch:  # other ranks may join
+        return False
+    if any(entry.name not in (HEADER, STARTING) and not is_rank_folder(entry) for entry in path.iterdir()):
+        return False
+    for folder in rank_folders(path):
+        stored = read_meta(folder)
+        has_ended = stored.ended is not None or is_running(stored.meta.process) is False
+        if stored.damage or stored.meta.world_size > 1 or not has_ended:
+            return False
+        if [file.name for file in folder.iterdir()] != [META]:
+            return False
+    return True
 
 
 def delete_replaced(path: Path) -> None:
