@@ -118,6 +118,36 @@ def test_the_answer_begins_with_the_module_that_one_run_has_alone(name: str, cap
     assert str(found).startswith(text.format(behind="behind it " if captures == "ops" else ""))
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_runs_of_which_one_has_no_ops_are_compared_by_modules(name: str) -> None:
+    one, other, _, _ = CASES[name]
+    expected = modtrace.compare(record(one), record(other)).first
+    assert expected is not None
+    for with_ops, lacks in ((True, "second"), (False, "first")):
+        found = modtrace.compare(record(one, ops=with_ops), record(other, ops=not with_ops))
+        assert found.first == expected
+        assert f"modules were compared, not ops, which were not recorded in the {lacks} run" in str(found)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_runs_part_in_the_added_module_and_not_where_its_parameters_were_made(is_first: bool) -> None:
+    def record_making(has_more: bool) -> modtrace.Recording:
+        x = torch.linspace(-2, 2, 24).reshape(3, 8)
+        with modtrace.record(ops=True) as rec:
+            net = Net()
+            net.norm = nn.Linear(8, 8) if has_more else None
+            if net.norm is not None:
+                nn.init.trunc_normal_(net.norm.weight)
+            net(x).sum().backward()
+        return rec
+
+    found = modtrace.compare(record_making(is_first), record_making(not is_first))
+    has = "first" if is_first else "second"
+    assert str(found).startswith(
+        f"only the {has} run has norm (Linear); there the runs part at addmm in norm, step 0, forward"
+    )
+
+
 def test_a_module_beside_the_way_is_not_said_to_be_in_front() -> None:
     class Beside(Net):
         factor = 1.0

@@ -8,13 +8,15 @@ import pytest
 from builders import TypedRecording
 from helpers.typed_steps import typed_net
 from modtrace.analysis.divergence.noise import find_cancellation
-from modtrace.analysis.divergence.paired_run import pair_run
+from modtrace.analysis.divergence.paired_run import PairedRun, find_unpaired_ops
 from modtrace.analysis.tables.run import read_run_tables
 
 
 def factors(data: TypedRecording) -> list[float]:
     rows = np.arange(data.table("values").num_rows)
-    run = pair_run(read_run_tables(data, [0]), rows, np.empty(0, np.int64), other_mesh=False)
+    tables = read_run_tables(data, [0])
+    is_unpaired = find_unpaired_ops(tables, np.empty(0, np.int64), ())
+    run = PairedRun(tables=tables, rows=rows, is_unpaired=is_unpaired)
     return [float(factor) for factor in find_cancellation(run)]
 
 

@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 
 import pyarrow as pa
+import pytest
 
 from golden import assert_golden
 from modtrace.analysis.divergence.answer import Comparison, Divergence, GrowthPoint, Named, OneSided
@@ -107,6 +108,7 @@ FOUND = Comparison(
     unmeasured_why=(("no elements", 1),),
     metrics=(("tensors", 200), ("sketches", 48), ("nothing", 1)),
     by_ops=True,
+    without_ops=(),
     noise="assumed",
     noise_text="noise: assumed, 2 eps of the dtype x sqrt(sum length): 5e-07 to 6e-06",
     growth=(
@@ -186,6 +188,34 @@ def test_runs_that_differ_by_noise_agree() -> None:
 def test_runs_of_which_one_has_more_are_not_said_to_agree() -> None:
     found = replace(FOUND, first=None, divergences=(), firsts=(), beyond=0, inherited=0, made=0)
     assert "what is in both runs is equal, and only one of them has the rest" in render_comparison(found)
+
+
+@pytest.mark.parametrize(
+    ("missing", "extra", "told"),
+    [
+        ((8, 9), (), "the second run stops after step 7, the first after step 9"),
+        ((), (8,), "the first run stops after step 7, the second after step 8"),
+        ((3, 4), (), "only the first run has step 3..4"),
+        ((9,), (10, 11), "only the first run has step 9; only the second run has step 10..11"),
+    ],
+)
+def test_runs_of_which_one_has_more_steps_say_where_the_other_stops(
+    missing: tuple[int, ...], extra: tuple[int, ...], told: str
+) -> None:
+    def side(steps: tuple[int, ...]) -> OneSided:
+        calls = (Named(name="Net", count=len(steps), why="step"),) if steps else ()
+        return OneSided(steps=steps, calls=calls)
+
+    found = replace(
+        FOUND,
+        first=None,
+        divergences=(),
+        firsts=(),
+        steps=((2, 2), (7, 7)),
+        missing=side(missing),
+        extra=side(extra),
+    )
+    assert render_comparison(found).startswith(f"what is in both runs is equal, and {told}\n")
 
 
 def test_two_steps_of_unequal_numbers_are_told() -> None:

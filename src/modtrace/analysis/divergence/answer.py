@@ -112,6 +112,7 @@ class Named:
 class OneSided:
     """The rows that only one of the two recordings has. It is false if none of them matters."""
 
+    steps: tuple[int, ...] = ()  # steps that the other recording lacks
     modules: tuple[str, ...] = ()
     calls: tuple[Named, ...] = ()
     ops: tuple[Named, ...] = ()
@@ -175,6 +176,7 @@ class Comparison:
     unmeasured_why: tuple[tuple[str, int], ...]
     metrics: tuple[tuple[str, int], ...]  # how many tensors were compared by each metric
     by_ops: bool  # whether both recordings have outputs of ops
+    without_ops: tuple[str, ...]  # FIRST, SECOND, both or none: the recordings that were made without ops
     noise: str  # the source of the noise: given, measured or assumed
     noise_text: str
     growth: tuple[GrowthPoint, ...]  # points of the step of `first`

@@ -43,6 +43,7 @@ from .environment import compare_environments
 from .errors import HASHES, METRICS, NOTHING, STATISTICS
 from .kept_pairs import pair_runs
 from .names import explain_nothing, label, list_unmatched
+from .paired_run import records_ops
 from .pairs import ComparedPairs, compare_pairs
 from .ranking import choose_cancelling, choose_first, first_of_each, merge_rankings
 from .recomputes import MergedPairs, compare_recomputed, merge_pairs
@@ -171,6 +172,7 @@ def _build_answer(
         **_count(parts, verdicts),
         is_void=is_void,
         by_ops=all(run.tables.values.is_of(OP_OUTPUT).any() for run in (pairs.a, pairs.b)),
+        without_ops=tuple(name for name in (FIRST, SECOND) if not records_ops(pairs.run(name).tables)),
         noise=pairs.noise.kind,
         noise_text=pairs.noise.text,
         growth=tuple(_chart(pairs, divergence)),

@@ -95,7 +95,7 @@ def list_unmatched(tables: RunTables, unpaired: Unpaired, resized: Rows, *, othe
         tables: the tables of the recording.
         unpaired: its rows without partner.
         resized: its rows of `values` whose partners have another number of elements.
-        other_mesh: as for `pair_run`; ops that only one recording has are harmless then.
+        other_mesh: as in `ComparableRuns`; ops that only one recording has are harmless then.
     """
     names, is_plain, op_of_value = (
         Names(tables),
@@ -111,7 +111,10 @@ def list_unmatched(tables: RunTables, unpaired: Unpaired, resized: Rows, *, othe
     call_keys = place << 20 | tables.calls.phase.astype(np.int64) & 7
     op_keys = np.append(place, -1)[tables.ops.call] << 20 | tables.ops.name.astype(np.int64)
     value_keys = tables.values.place.astype(np.int64) << 32 | tables.values.site.astype(np.int64)
+    is_lone_step = call_reason == REASONS.index("step"), value_reason == REASONS.index("step")
+    steps = np.union1d(tables.calls.step[calls[is_lone_step[0]]], tables.values.step[values[is_lone_step[1]]])
     return OneSided(
+        steps=tuple(steps.tolist()),
         modules=tuple(f"{label(module)} ({module.type})" for module in unpaired.modules),
         calls=tuple(_count(calls, call_reason, names.label_call, call_keys)),
         ops=tuple(_count(ops, op_reason, names.label_op, op_keys)),

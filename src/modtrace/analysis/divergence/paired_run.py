@@ -1,5 +1,6 @@
 """Joins one of two compared recordings with its row of each pair, and finds what its ops read and return."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,6 +14,7 @@ from ..tables.columns import Bools, Groups, Rows, find_rows, number_keys, take
 from ..tables.measured import ComparedRows, read_measured
 from ..tables.op_flow import OpFlow
 from ..tables.op_rules import ADDS_PRODUCT, OVERWRITES, UNINITIALIZED
+from ..tables.placement import NOWHERE, ModuleName
 from ..tables.run import RunTables
 from ..tables.tensors import number_sizes
 from .names import Names
@@ -26,6 +28,8 @@ class PairedRun:
     rows: Rows  # the row of `values` in each pair
     #: For each op, whether it computes something and the other recording lacks it; a last element stands for no op.
     is_unpaired: Bools
+    #: Whether both recordings have ops: those of one alone do not show what the other computed from what.
+    by_ops: bool = True
 
     @cached_property
     def names(self) -> Names:
@@ -45,9 +49,11 @@ class PairedRun:
 
     @cached_property
     def maker(self) -> Rows:
-        """The op that returned each row's tensor, whatever its role; -1 for a leaf, -2 if no such op was measured."""
+        """The op that returned each row's tensor, whatever its role; -1 for a leaf, -2 if no such op was compared."""
         values = self.tables.values
         maker = np.full(int(values.group.max(initial=-1)) + 1, -2, np.int64)
+        if not self.by_ops:
+            return np.asarray(maker[values.group[self.rows]])
         leaves = np.flatnonzero(values.is_of(LEAF))
         outputs = np.flatnonzero(values.is_of(OP_OUTPUT) & (values.op >= 0))
         maker[values.group[leaves]], maker[values.group[outputs]] = -1, values.op[outputs]
@@ -85,14 +91,54 @@ class PairedRun:
         return np.asarray(is_passed_on)
 
 
-def pair_run(tables: RunTables, rows: Rows, paired_ops: Rows, *, other_mesh: bool) -> PairedRun:
-    """Returns a recording with its row of each pair; ops without partner are unpaired if they compute something.
+def records_ops(tables: RunTables) -> bool:
+    """Returns whether a recording has ops, or would have them if any had run."""
+    return bool(tables.data.meta.options.get("ops")) or bool(len(tables.ops.step))
 
-    With `other_mesh`, the other recording is of another mesh of ranks, for which wrappers run ops of their own.
+
+def find_unpaired_ops(tables: RunTables, paired_ops: Rows, lone: Collection[ModuleName]) -> Bools:
+    """Returns for each op, then for no op, whether it computes something and has no partner.
+
+    What makes the parameters of a lone module before the step's first call belongs to that module, and is no place of
+    its own at which runs part.
+
+    Args:
+        tables: the tables of a recording.
+        paired_ops: its ops that have a partner.
+        lone: its modules that the other recording lacks.
     """
-    is_unpaired = np.append(~tables.ops.is_plain & (not other_mesh), False)
+    is_unpaired = np.append(~tables.ops.is_plain, False)
     is_unpaired[paired_ops] = False
-    return PairedRun(tables=tables, rows=rows, is_unpaired=is_unpaired)
+    owned = [
+        site for site in tables.sites if site["role"] in (PARAMETER, BUFFER) and site["module_id"] is not None
+    ]
+    if not lone or not owned or not len(tables.ops.step):
+        return is_unpaired
+    modules = np.array([site["module_id"] for site in owned], np.int64)
+    places = tables.places.place_all(modules, np.full(len(owned), NOWHERE, np.int64)).tolist()
+    named = dict(enumerate(tables.names))
+    of_lone = [site["site_id"] for site, place in zip(owned, places, strict=True) if named.get(place) in lone]
+    tensors = tables.flow.tensors
+    storages = tensors.storage[np.isin(tensors.site_id, of_lone) & (tensors.storage >= 0)]
+    makers = tensors.producer[np.isin(tensors.storage, storages) & (tensors.producer >= 0)]
+    is_unpaired[_add_what_leads_to(tables, makers[tables.ops.is_preparing[makers]])] = False
+    return is_unpaired
+
+
+def _add_what_leads_to(tables: RunTables, makers: Rows) -> Rows:
+    """Returns ops that ran before the first call, and those that lead to them and to nothing behind its begin."""
+    flow = tables.flow
+    producer = flow.tensors.producer[flow.read]
+    is_maker = np.zeros(len(tables.ops.step), bool)
+    is_maker[makers] = True
+    while True:
+        leads, leads_elsewhere = np.zeros((2, len(is_maker) + 1), bool)  # the last element stands for no op
+        leads[producer[is_maker[flow.reader]]] = True
+        leads_elsewhere[producer[~(is_maker | tables.ops.is_preparing)[flow.reader]]] = True
+        is_new = leads[:-1] & ~leads_elsewhere[:-1] & tables.ops.is_preparing & ~is_maker
+        if not is_new.any():
+            return np.flatnonzero(is_maker)
+        is_maker |= is_new
 
 
 def is_uninitialized(tables: RunTables, rows: Rows) -> Bools:

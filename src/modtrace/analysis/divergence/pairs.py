@@ -30,7 +30,7 @@ from .noise import (
     measure_noise,
 )
 from .pair_inputs import PairInputs, find_inputs_in_both, order_by_use
-from .paired_run import PairedRun, is_uninitialized, pair_run
+from .paired_run import PairedRun, find_unpaired_ops, is_uninitialized, records_ops
 from .ranking import Ranking, rank
 from .tensor_metrics import EPSILONS
 from .unlike import are_of_unlike_ops, find_elsewhere, have_resized_arguments, have_resized_first_output
@@ -81,11 +81,19 @@ def compare_pairs(
     """
     joined = find_joined_errors(a.data, b.data, alignment)
     rows, rows_b, order, resized = _choose_rows(a, b, alignment, joined)
-    paired_ops = alignment.ops.T
-    runs = (
-        pair_run(a, rows, paired_ops[0], other_mesh=other_mesh),
-        pair_run(b, rows_b, paired_ops[1], other_mesh=other_mesh),
+    by_ops = records_ops(a) and records_ops(b)
+    has_unpaired = by_ops and not other_mesh  # for another mesh of ranks, wrappers run ops of their own
+    are_unpaired = (
+        find_unpaired_ops(tables, ops, unpaired.modules) & has_unpaired
+        for tables, ops, unpaired in zip(
+            (a, b), alignment.ops.T, (alignment.missing, alignment.extra), strict=True
+        )
     )
+    run, run_b = (
+        PairedRun(tables=tables, rows=paired, is_unpaired=is_unpaired, by_ops=by_ops)
+        for tables, paired, is_unpaired in zip((a, b), (rows, rows_b), are_unpaired, strict=True)
+    )
+    runs = run, run_b
     errors = _find_errors(runs, alignment, joined, order)
     noise = _find_noise(runs, order >= len(alignment.values), further, tolerance)
     recompute_error = np.maximum(recompute_errors[0][rows], recompute_errors[1][rows_b])

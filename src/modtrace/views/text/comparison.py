@@ -15,6 +15,7 @@ from ...analysis.divergence.answer import (
     Reshaped,
 )
 from ...analysis.divergence.errors import NOTHING, SAMPLES, SKETCHES, STATISTICS
+from ...analysis.tables.chosen_step import name_steps
 from ...recording.role import OUTPUT, PARAMETER
 from ...recording.suggestions import count_of, first_few
 from ..common.columns import Color, Text, render_lines
@@ -99,9 +100,7 @@ def _describe_answer(found: Comparison) -> Iterator[Text]:
             "what has the same shape in both runs is equal, and says nothing of what the model returns"
         )
     elif first is None and not found.ok:
-        rest = (
-            "only one of them has the rest" if found.missing or found.extra else "the rest has other shapes"
-        )
+        rest = _describe_rest(found) if found.missing or found.extra else "the rest has other shapes"
         yield Text(f"what is in both runs is equal, and {rest}", "bold yellow")
     elif first is None:
         yield Text.join(_say_agreement(found))
@@ -120,12 +119,32 @@ def _describe_answer(found: Comparison) -> Iterator[Text]:
             yield Text(f"  @{first.call} is call {first.call + 1} of the module in the step", "dim")
         yield from (Text(f"  {line}") for line in explain_divergence(first))
         yield from _doubt_seed(found, first)
-        if not found.by_ops and first.role == OUTPUT and first.kind != SOURCE:
+        if len(found.without_ops) == 1:
+            yield Text(
+                f"  modules were compared, not ops, which were not recorded in the {found.without_ops[0]} run: record "
+                "it, too, with ops=True (--ops)"
+            )
+        elif not found.by_ops and first.role == OUTPUT and first.kind != SOURCE:
             yield Text(
                 "  ops were not compared: record both runs with ops=True (--ops) to see which of them made it"
             )
     yield Text(_describe_compared(found))
     yield Text(_describe_metrics(found), "dim")
+
+
+def _describe_rest(found: Comparison) -> str:
+    """Returns what one of two runs has alone that are equal in all that both have."""
+    sides = ((FIRST, found.missing), (SECOND, found.extra))
+    whys = {named.why for _, side in sides for named in (*side.calls, *side.ops, *side.tensors)}
+    if not whys <= {"step", ""} or not (found.missing.steps or found.extra.steps):
+        return "only one of them has the rest"
+    [(name, steps), *more] = [(name, side.steps) for name, side in sides if side.steps]
+    last = found.steps[-1] if name == FIRST else found.steps[-1][::-1]
+    if more or steps[0] < last[0]:
+        every = [(name, steps), *more]
+        return "; ".join(f"only the {name} run has step {name_steps(steps)}" for name, steps in every)
+    other = SECOND if name == FIRST else FIRST
+    return f"the {other} run stops after step {last[1]}, the {name} after step {steps[-1]}"
 
 
 def _doubt_seed(found: Comparison, first: Divergence) -> Iterator[Text]:
@@ -273,6 +292,7 @@ def _name_one(named: Named) -> str:
 
 def _count_unmatched(side: OneSided) -> str:
     counts = [
+        (len(side.steps), "step"),
         (len(side.modules), "module"),
         (sum(call.count for call in side.calls), "call"),
         (sum(op.count for op in side.ops), "op"),
