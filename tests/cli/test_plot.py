@@ -40,6 +40,8 @@ def test_json_has_the_numbers_of_the_picture(command: Command, folder: str) -> N
         "role": "grad_output",
         "measured": [[True, True], [True, True]],
         "nonfinite": [[False, False], [False, False]],
+        "kinds": ["train", "train"],
+        "others_before": [0, 0],
         "marks": ["copied before the recording was closed"],
     }
 

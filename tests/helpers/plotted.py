@@ -22,6 +22,8 @@ def history(values: list[list[float]], steps: list[int] | None = None, **more: A
         "role": "grad_output",
         "measured": np.array(measured, bool),
         "nonfinite": ~np.isfinite(array) & measured,
+        "kinds": ("train",) * len(values),
+        "others_before": np.zeros(len(values), np.int64),
     }
     return History(**fields | more)
 

@@ -38,6 +38,16 @@ def test_a_history_has_a_row_a_step_and_a_column_a_site() -> None:
     assert found.measured.all() and not found.nonfinite.any()
 
 
+def test_steps_of_a_history_have_their_kinds_and_how_many_of_other_kinds_come_before() -> None:
+    build, fc = one_module()
+    for number, kind in enumerate(("train", "train", "eval", "train", "eval")):
+        build.step(number, 0, 10, kind=kind)
+        build.output(build.call(fc, 1, 9, nth=0), [1.0])
+    found = history(build.data(), path="fc")
+    assert found.kinds == ("train", "train", "eval", "train", "eval")
+    assert found.others_before.tolist() == [0, 0, 2, 1, 3]
+
+
 def test_gradients_come_in_layer_order_although_backward_measures_the_last_layer_first() -> None:
     found = history(typed_run(), "min", role="grad_output")
 

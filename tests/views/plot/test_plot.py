@@ -83,6 +83,28 @@ def test_a_line_is_broken_where_steps_were_left_out() -> None:
     np.testing.assert_array_equal(ax.lines[0].get_xdata(), [0, 1, 2, NAN, 50])
 
 
+def test_steps_of_another_kind_do_not_break_a_line_and_steps_that_were_not_recorded_do() -> None:
+    """Evaluations are in steps 2 and 5, and steps 8 to 49 were not recorded."""
+    ax = plot_lines(
+        history([[1.0]] * 6, steps=[0, 1, 3, 4, 6, 50], others_before=np.array([0, 0, 1, 1, 2, 2]))
+    )
+    np.testing.assert_array_equal(ax.lines[0].get_xdata(), [0, 1, 3, 4, 6, NAN, 50])
+    assert ax.get_title("left") == "gradients at outputs"
+
+
+def test_training_and_evaluation_have_a_line_each_of_one_color() -> None:
+    kinds = ("train", "train", "eval", "train", "eval")
+    values = [[1.0], [2.0], [5.0], [3.0], [6.0]]
+    ax = plot_lines(history(values, kinds=kinds, others_before=np.array([0, 0, 2, 1, 3]), role="output"))
+
+    training, evaluation = ax.lines
+    assert training.get_xdata().tolist() == [0, 1, 3] and training.get_ydata().tolist() == [1, 2, 3]
+    assert evaluation.get_xdata().tolist() == [2, 4] and evaluation.get_ydata().tolist() == [5, 6]
+    assert (training.get_linestyle(), evaluation.get_linestyle()) == ("-", ":")
+    assert training.get_color() == evaluation.get_color()
+    assert ax.get_title("left") == "outputs (dotted: evaluation)"
+
+
 def test_a_site_that_is_measured_every_tenth_step_has_a_whole_line() -> None:
     values = np.full((21, 2), 1.0)
     measured = np.ones((21, 2), bool)

@@ -10,7 +10,7 @@ from ...optional import require
 from ...recording.protocols import RecordingData
 from ...recording.role import PARAMETER, UPDATE
 from ...recording.statistics.moments import Numbers
-from ..tables.columns import find_rows
+from ..tables.columns import Column, column_of, find_rows
 from .history_statistics import count_nonfinite, group_rows, is_measured, to_stat
 from .selection import Selection, select_values
 
@@ -29,6 +29,10 @@ class History:
     role: str
     measured: npt.NDArray[np.bool_]
     nonfinite: npt.NDArray[np.bool_]  # where the tensors have NaN or infinite elements
+    kinds: tuple[str, ...]  # of each step: "train", "eval", or "" if its end was not recorded
+    others_before: npt.NDArray[
+        np.int64
+    ]  # for each step, how many earlier steps of the recording are of other kinds
 
     def to_frame(self) -> Any:
         """Returns a `pandas.DataFrame` with one row a step and one column a site.
@@ -60,6 +64,7 @@ def build_history(data: RecordingData, stat: str, selection: Selection) -> Histo
     values, measured, nonfinite = np.full(shape, np.nan), np.zeros(shape, bool), np.zeros(shape, bool)
     values[cell], measured[cell] = known.compute(selected, cells), True
     nonfinite[cell] = count_nonfinite(selected, cells) > 0
+    kinds, others_before = _find_kinds(data, steps)
     return History(
         steps=steps,
         sites=selected.names,
@@ -68,7 +73,24 @@ def build_history(data: RecordingData, stat: str, selection: Selection) -> Histo
         role=selection.role,
         measured=measured,
         nonfinite=nonfinite,
+        kinds=kinds,
+        others_before=others_before,
     )
+
+
+def _find_kinds(data: RecordingData, steps: Column) -> tuple[tuple[str, ...], Column]:
+    """Returns the kind of each step, and how many earlier steps of the recording are of other kinds."""
+    table = data.table("steps")
+    numbers, texts = (
+        column_of(table, "step"),
+        np.array([kind or "" for kind in table["kind"].to_pylist()], str),
+    )
+    kinds = np.append(texts, "")[find_rows(numbers, steps)]
+    before = np.zeros(len(steps), np.int64)
+    for kind in {*kinds.tolist()}:
+        others = np.sort(numbers[texts != kind])
+        before[kinds == kind] = np.searchsorted(others, steps[kinds == kind])
+    return tuple(kinds.tolist()), before
 
 
 def _relative_history(data: RecordingData, selection: Selection) -> History:

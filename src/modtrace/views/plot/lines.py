@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
+from ...analysis.tables.columns import Rows
 from ...analysis.values.history import History
 from ...recording.statistics.moments import Numbers
 from .style import (
@@ -29,13 +29,19 @@ if TYPE_CHECKING:
 _FEW = len(FEW_COLORS)
 #: The largest number of steps that are also shown as dots.
 _DOTS = 40
+#: The kind of steps that have a line of their own.
+_EVAL = "eval"
 #: The distance between labels.
 _LABEL_POINTS = 11
 _NAMED_ON_BAR = 8
 
 
 def plot_lines(history: History, ax: "Axes | None" = None) -> "Axes":
-    """Draws the lines. Steps with NaN or infinite numbers are marked at the upper edge."""
+    """Draws the lines. Steps with NaN or infinite numbers are marked at the upper edge.
+
+    A site that was measured in training and in evaluation has a line for each. Steps of other kinds do not break a
+    line, steps that were not recorded do.
+    """
     ax = new_axes(history.sites, 4.2) if ax is None else ax
     is_first = not ax.has_data()
     count = len(history.sites)
@@ -46,7 +52,8 @@ def plot_lines(history: History, ax: "Axes | None" = None) -> "Axes":
         scale = choose_scale(history.values)
         ax.set_yscale(scale, **({"linthresh": linear_part(history.values)} if scale == "symlog" else {}))
         ax.set_ylabel(label_of(history.stat))
-        ax.set_title(describe_role(history.role), loc="left")
+        told = " (dotted: evaluation)" if _has_both(history) else ""
+        ax.set_title(f"{describe_role(history.role)}{told}", loc="left")
         strip_frame(ax)
         count_steps(ax)
     _cross(ax, history, colors)
@@ -58,24 +65,36 @@ def plot_lines(history: History, ax: "Axes | None" = None) -> "Axes":
 
 
 def _plot_one(ax: "Axes", history: History, column: int, color: Any) -> None:
-    measured = history.measured[:, column]
-    steps, values = _with_gaps(history.steps[measured], history.values[measured, column])
-    few = len(values) <= _DOTS
-    ax.plot(
-        steps,
-        values,
-        color=color,
-        marker="o" if few or _has_lonely(values) else "",
-        markersize=3 if few else 1.5,
-        linewidth=1.5 if len(history.sites) <= _FEW else 1,
-        label=history.sites[column],
-    )
+    kinds = np.array(history.kinds, str)
+    is_evaluation, is_shown = kinds == _EVAL, history.measured[:, column]
+    groups = (~is_evaluation, is_evaluation) if _has_both(history) else (np.ones(len(kinds), bool),)
+    few = int(is_shown.sum()) <= _DOTS
+    for number, rows in enumerate(rows for rows in groups if (rows & is_shown).any()):
+        is_dotted = rows is groups[-1] and len(groups) > 1
+        steps, values = _with_gaps(history, np.flatnonzero(rows & is_shown), column)
+        ax.plot(
+            steps,
+            values,
+            color=color,
+            linestyle=":" if is_dotted else "-",
+            marker="o" if few or _has_lonely(values) else "",
+            markerfacecolor="none" if is_dotted else color,
+            markersize=3 if few else 1.5,
+            linewidth=1.5 if len(history.sites) <= _FEW else 1,
+            label="_nolegend_" if number else history.sites[column],
+        )
 
 
-def _with_gaps(steps: npt.NDArray[np.int64], values: Numbers) -> tuple[Numbers, Numbers]:
+def _has_both(history: History) -> bool:
+    """Returns whether the steps of a history are some of training, and some of evaluation."""
+    return _EVAL in history.kinds and {*history.kinds} != {_EVAL}
+
+
+def _with_gaps(history: History, rows: Rows, column: int) -> tuple[Numbers, Numbers]:
     """Returns the points of a line, with NaN at gaps: at non-finite values and left-out steps."""
+    steps, values = history.steps[rows], history.values[rows, column]
     values = np.where(np.isfinite(values), values, np.nan)
-    apart = np.diff(steps)
+    apart = np.diff(steps - history.others_before[rows])
     gaps = np.flatnonzero(apart > 1.5 * np.median(apart)) + 1 if len(apart) else np.empty(0, np.int64)
     return np.insert(steps.astype(np.float64), gaps, np.nan), np.insert(values, gaps, np.nan)
 
