@@ -201,3 +201,10 @@ export function inSecond(
     : `×${formatNumber(ratio)}`;
   return `B ${text}${Number.isNaN(ratio) ? "" : `  ${about}`}`;
 }
+
+/** What a module has in the second run, if that alone has it; empty for others, and at moments of the first run alone. */
+export function inSecondAlone(model: Model, column: Column, row: number, moment: number): string {
+  const { name } = column.spec;
+  if (model.difference("modules", row) !== "only in B" || (moment >= 0 && model.isKept(name))) return "";
+  return inSecond(column, model.second("modules", name), row);
+}

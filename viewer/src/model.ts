@@ -62,6 +62,7 @@ export class Model {
   private foundOrigins: Model["origins"] | null = null;
   private foundFailures: Model["failures"] | null = null;
   private hasOps: boolean | null = null;
+  private foundEvaluation: boolean | null = null;
 
   constructor(readonly payload: Payload) {
     const { modules, nodes, sites, parameters, edges } = payload.tables;
@@ -238,6 +239,27 @@ export class Model {
   stepName(row: number): string {
     const number = this.payload.tables.steps.number("number", row);
     return `step ${Number.isNaN(number) ? row : number}`;
+  }
+
+  /** Whether some steps are of evaluation and others are not. */
+  get hasEvaluation(): boolean {
+    return (this.foundEvaluation ??= this.findEvaluation());
+  }
+
+  private findEvaluation(): boolean {
+    const { steps } = this.payload.tables;
+    const kinds = new Set(Array.from({ length: steps.rows }, (_, row) => steps.text("kind", row)));
+    return kinds.has("eval") && kinds.size > 1;
+  }
+
+  /** Whether a step is told apart from the others as one of evaluation. */
+  isEvaluation(step: number): boolean {
+    return this.hasEvaluation && this.payload.tables.steps.text("kind", step) === "eval";
+  }
+
+  /** Says of two runs that a view shows the first alone; empty if there is one run. */
+  describeRun(what: string): string {
+    return this.payload.compared ? `The ${what} here are of A alone.` : "";
   }
 
   /** The kept step whose numbers modules have: the chosen one, or the last before it; -1 for those of their table. */

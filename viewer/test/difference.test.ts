@@ -5,6 +5,7 @@ import {
   dropNoise,
   inFirst,
   inSecond,
+  inSecondAlone,
   listRatios,
   noiseOfRatio,
   verdictSign,
@@ -55,6 +56,13 @@ function makeCompared(more: Record<string, unknown> = {}): Model {
 }
 
 const start = { step: 0, median: false };
+
+test("a module that the second run has alone has its numbers there, where they are of the shown step", () => {
+  const model = makeCompared();
+  const time = model.payload.tables.modules.column("time")!;
+  expect([0, 1, 2, 3].map((row) => inSecondAlone(model, time, row, -1))).toEqual(["", "", "", "B 5.00s"]);
+  expect(inSecondAlone(model, time, 3, 2)).toBe("B 5.00s");
+});
 
 test("a ratio is the second over the first, and blank where one is not known or both are nothing", () => {
   expect([divide(2, 3), divide(2, 0), divide(0, 2), divide(0, 0), divide(NaN, 1), divide(1, NaN)]).toEqual([

@@ -1,7 +1,7 @@
 import { expect, test } from "vitest";
 import { Model } from "../src/model";
 import { sumUp } from "../src/views/sums";
-import { makeTracks } from "../src/views/tracks";
+import { makeTracks, rangeOfStep } from "../src/views/tracks";
 import { makePayload, readSample } from "./sample";
 
 test("times are summed up by name, cut at the ends of the range, with and without what is inside and measuring", () => {
@@ -46,4 +46,18 @@ test("what ends with the span around it counts as inside, however both are round
     ["net", "0.100000000"],
     ["next", "0.050000000"],
   ]);
+});
+
+test("the first step begins with its first call, as models are made before, and the others where they begin", () => {
+  const json = makePayload({
+    spans: { module: [null, null, 0, 0], step: [0, 0, 0, 1], start: [0, 1, 5, 10], duration: [9, 1, 2, 1] },
+  });
+  const { spans } = new Model(readSample(json)).payload.tables;
+  const times = (row: number): [number, number] => {
+    const start = spans.number("start", row);
+    return [start, start + spans.number("duration", row)];
+  };
+  expect(rangeOfStep(spans, 0, [0, 1, 2], times)).toEqual([5, 9]);
+  expect(rangeOfStep(spans, 1, [0, 1, 2], times)).toEqual([0, 9]);
+  expect(rangeOfStep(spans, 0, [0, 1], times)).toEqual([0, 9]);
 });

@@ -131,3 +131,11 @@ test("what was measured of no module, as a loss, is no choice of colours", () =>
   expect(new OverlayMaker(model).choices.map((each) => each.key)).toEqual(["@output@rms"]);
   expect(model.statisticsOf("loss").length).toBe(1);
 });
+
+test("steps of evaluation are told apart where there are others", () => {
+  const read = (kind: (string | null)[]) => new Model(readSample(makePayload({ steps: { kind } })));
+  const both = read(["train", "eval", "train", null]);
+  expect([0, 1, 2, 3].map((step) => both.isEvaluation(step))).toEqual([false, true, false, false]);
+  expect(read(["eval", "eval"]).isEvaluation(0)).toBe(false);
+  expect([both.describeRun("values"), both.hasEvaluation]).toEqual(["", true]);
+});

@@ -43,7 +43,7 @@ def build(folder: Path, change: str) -> tuple[Report, Report, Report]:
     """The reports of the first run, of the second, and of both."""
     first, second = (open_recording(folder / f"{name}.modtrace").data for name in ("before", change))
     comparison = compare_recordings(first, second, rules=["auto"])
-    both = build_report(first, ALL, comparison=comparison)
+    both = build_report(first, ALL, comparison=comparison, names=("before", change))
     return build_report(first, ALL, step=0), build_report(second, ALL, step=0), both
 
 
@@ -108,6 +108,7 @@ def test_each_module_and_each_op_of_both_runs_is_there_once(folder: Path, change
 @every_change
 def test_numbers_of_each_run_are_those_of_its_own_report(folder: Path, change: str) -> None:
     first, second, both = build(folder, change)
+    assert both.title == f"before against {change}"
     modules, beside = both.tables["modules"], both.tables["second_modules"]
     others, rows = other_paths(both), singles(modules)
     for run, paths, table in ((first, column(modules, "path"), modules), (second, others, beside)):

@@ -13,6 +13,8 @@ export interface Series {
   label: string;
   color: string;
   values: readonly number[];
+  /** Positions with a dashed line of their own, which the line through the others passes over. */
+  isDashed: (at: number) => boolean;
 }
 
 /** Round numbers between two values, about as many as are asked for. */
@@ -141,7 +143,8 @@ function drawLines(
   for (const index of ticks(0, count - 1, width / 90))
     if (Number.isInteger(index))
       painter.text(labelOf(index), at(index), y + height + 14, { ...tickText, align: "center" });
-  for (const { color, values } of series) drawSeries(painter, values, color, at, up, y + height);
+  for (const each of series)
+    for (const isDashed of [false, true]) drawSeries(painter, each, isDashed, at, up, y + height);
   if (marked >= 0) painter.line([at(marked), y, at(marked), y + height], { color: theme.text, dash: [3, 3] });
   return {
     describe: (pointX, pointY) => {
@@ -167,8 +170,8 @@ function findNearest(
 
 function drawSeries(
   painter: Painter,
-  values: readonly number[],
-  color: string,
+  { values, color, isDashed: isDashedAt }: Series,
+  isDashed: boolean,
   x: (at: number) => number,
   y: (value: number) => number,
   bottom: number,
@@ -176,11 +179,12 @@ function drawSeries(
   const theme = readTheme();
   let points: number[] = [];
   const end = () => {
-    if (points.length > 2) painter.line(points, { color, width: 1.6 });
+    if (points.length > 2) painter.line(points, { color, width: 1.6, ...(isDashed ? { dash: [2, 3] } : {}) });
     else if (points.length === 2) painter.rect(points[0] - 2, points[1] - 2, 4, 4, color);
     points = [];
   };
   values.forEach((value, at) => {
+    if (isDashedAt(at) !== isDashed) return;
     if (Number.isFinite(value)) points.push(x(at), y(value));
     else {
       end();

@@ -3,7 +3,7 @@
 import { badgeOfModule } from "../badges";
 import { Scale } from "../colors";
 import type { Context, TextTable, View } from "../context";
-import { isRatio, listRatios, withoutNoise } from "../difference";
+import { inSecondAlone, isRatio, listRatios, withoutNoise } from "../difference";
 import { button, h, replaceChildren } from "../dom";
 import { formatValue, shorten } from "../format";
 import type { Column } from "../payload";
@@ -306,7 +306,8 @@ export class ModuleTable implements View {
   }
 
   private makeCell(column: Column, row: number): HTMLElement {
-    const text = formatValue(column, column.number(row));
+    const text =
+      formatValue(column, column.number(row)) || inSecondAlone(this.context.model, column, row, this.moment);
     const together = this.isSummed(row) && text ? howTogether(column) : null;
     const cell = h(
       "div",

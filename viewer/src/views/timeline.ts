@@ -10,7 +10,8 @@ import { readTheme } from "../theme";
 import { type Drawn, Drawing } from "./canvas";
 import { drawAxis } from "./chart";
 import { sumUp, tabulateSums } from "./sums";
-import { firstAfter, fitLabel, makeTracks, rangeOf, ROW, TOP, type Track, TRACK_GAP as GAP } from "./tracks";
+import { firstAfter, fitLabel, HOW, makeTracks, rangeOf, rangeOfStep, ROW, TOP, TRACK_GAP } from "./tracks";
+import type { Track } from "./tracks";
 
 const LABEL = 132;
 /** Spans that are narrower than this are drawn as one. */
@@ -53,7 +54,7 @@ export class TimelineView implements View, Drawn {
       button("Selection", "Zoom to the selected call", () => {
         this.showSelection();
       }),
-      h("span", { class: "dim", text: "Wheel zooms, drag moves, drag with shift sums up, click selects." }),
+      h("span", { class: "dim", text: `${context.model.describeRun("times")} ${HOW}`.trim() }),
     );
     this.drawing.element.style.height = `${this.high + 8}px`;
     this.element.append(bar, this.drawing.element, this.sums);
@@ -78,7 +79,7 @@ export class TimelineView implements View, Drawn {
   /** The height of all lanes. */
   private get high(): number {
     const last = this.tracks.at(-1);
-    return last ? last.y + last.rows * ROW + GAP : 100;
+    return last ? last.y + last.rows * ROW + TRACK_GAP : 100;
   }
 
   stretch(from: number, to: number): void {
@@ -135,7 +136,7 @@ export class TimelineView implements View, Drawn {
     const ofStep: number[] = [];
     for (let row = 0; row < this.spans.rows; row++)
       if (this.spans.number("step", row) === step) ofStep.push(row);
-    if (ofStep.length) this.show(...rangeOf(ofStep.length, (at) => this.times(ofStep[at])));
+    if (ofStep.length) this.show(...rangeOfStep(this.spans, step, ofStep, (row) => this.times(row)));
     else if (!Number.isNaN(start)) this.show(start, start + (steps.number("duration", step) || 1e-3));
     else this.showAll();
   }
@@ -210,7 +211,7 @@ export class TimelineView implements View, Drawn {
     const theme = readTheme();
     const { overlay } = this.context;
     const top = track.y - this.scroll;
-    painter.line([0, top - GAP / 2, width, top - GAP / 2], { color: theme.line });
+    painter.line([0, top - TRACK_GAP / 2, width, top - TRACK_GAP / 2], { color: theme.line });
     const later: (() => void)[] = [];
     track.spans.forEach((spans, depth) => {
       const y = top + depth * ROW;

@@ -1,6 +1,10 @@
 /** The lanes of the timeline, and what helps to draw the spans in them. */
 
 import type { Model } from "../model";
+import type { Table } from "../payload";
+
+/** How the picture is moved. */
+export const HOW = "Wheel zooms, drag moves, drag with shift sums up, click selects.";
 
 export const ROW = 18;
 export const TOP = 24;
@@ -70,4 +74,16 @@ export function firstAfter(rows: readonly number[], key: (row: number) => number
     else high = middle;
   }
   return low;
+}
+
+/** The range of the spans of a step; that of the first, in which models are made, begins with its first call. */
+export function rangeOfStep(
+  spans: Table,
+  step: number,
+  rows: readonly number[],
+  times: (row: number) => [number, number],
+): [number, number] {
+  const range = rangeOf(rows.length, (at) => times(rows[at]));
+  const calls = step === 0 ? rows.filter((row) => spans.link("module", row) >= 0) : [];
+  return calls.length ? [rangeOf(calls.length, (at) => times(calls[at]))[0], range[1]] : range;
 }

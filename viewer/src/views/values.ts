@@ -113,8 +113,15 @@ export class ValuesView implements View, Drawn {
           )
         : null,
       ...this.state.pins.map((site, at) => this.makePin(site, at + 1)),
-      h("span", { class: "dim hint", text: model.roleAbout(this.role) }),
+      h("span", { class: "dim hint", text: this.describeLines() }),
     );
+  }
+
+  /** What is to be known of the lines: the run that they are of, how evaluation is drawn, and about their tensors. */
+  private describeLines(): string {
+    const { model } = this.context;
+    const told = [model.describeRun("values"), model.hasEvaluation ? "Dashed: evaluation." : ""];
+    return [...told, model.roleAbout(this.role)].filter(Boolean).join(" ");
   }
 
   private makePin(site: number, color: number): HTMLElement {
@@ -210,6 +217,7 @@ export class ValuesView implements View, Drawn {
         label: this.lineName(site),
         color: this.colorOf(site),
         values: this.valuesOf(site),
+        isDashed: (at: number) => model.isEvaluation(model.payload.tables.series_steps.link("step", at)),
       }));
       const title = this.statistic?.spec.label ?? "";
       const position = model.seriesPosition(this.state.step);
@@ -238,6 +246,7 @@ export class ValuesView implements View, Drawn {
       label: column.spec.label,
       color: kindColor(at),
       values: rows.map((row) => this.loggedOrNothing(column, row)),
+      isDashed: (row: number) => this.context.model.isEvaluation(row),
     }));
     const name = (row: number) => String(steps.number("number", row));
     this.charts.push(drawChart(painter, y, width, "Logged", series, name, this.state.step));

@@ -94,7 +94,7 @@ def build_report(
     if second is not None:
         tables = {**tables, **_unite(shown, second, tables)}
     return Report(
-        title=_name(data.meta.argv),
+        title=_name(data.meta.argv) if comparison is None else " against ".join(names),
         about=tuple(_about(data)),
         notes=(*_describe_missing(data, steps, shown, series), *answer.describe_unchecked()),
         shown_step=int(np.searchsorted(steps, shown.number)) if shown.number is not None else NONE,
