@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import modtrace
-from modtrace.analysis.divergence.answer import LoneModule
+from modtrace.analysis.divergence.answer import UnpairedModule
 
 CAPTURES = {"ops": {"ops": True}, "modules": {"ops": False}}
 
@@ -77,29 +77,29 @@ def record(change: Callable[[Net], None], **options: bool) -> modtrace.Recording
 
 
 #: The two changes, the modules that one run has alone, and where the runs part behind them.
-CASES: dict[str, tuple[Callable[[Net], None], Callable[[Net], None], list[LoneModule], str]] = {
+CASES: dict[str, tuple[Callable[[Net], None], Callable[[Net], None], list[UnpairedModule], str]] = {
     "added": (
         lambda net: None,
         add_norm,
-        [LoneModule(name="norm (LayerNorm)", only_in="second")],
+        [UnpairedModule(name="norm (LayerNorm)", only_in="second")],
         "only the second run has norm (LayerNorm); {behind}the runs part at ",
     ),
     "removed": (
         add_norm,
         lambda net: None,
-        [LoneModule(name="norm (LayerNorm)", only_in="first")],
+        [UnpairedModule(name="norm (LayerNorm)", only_in="first")],
         "only the first run has norm (LayerNorm); {behind}the runs part at ",
     ),
     "outermost": (
         lambda net: None,
         append,
-        [LoneModule(name="body.3 (Sequential)", only_in="second")],
+        [UnpairedModule(name="body.3 (Sequential)", only_in="second")],
         "only the second run has body.3 (Sequential); ",
     ),
     "inside": (
         add_norm,
         add_other_norm,
-        [LoneModule(name="norm.inside (Scaled)", only_in="second")],
+        [UnpairedModule(name="norm.inside (Scaled)", only_in="second")],
         "only the second run has norm.inside (Scaled); ",
     ),
     "none": (lambda net: None, change_weight, [], "the runs part at "),
@@ -110,10 +110,10 @@ CASES: dict[str, tuple[Callable[[Net], None], Callable[[Net], None], list[LoneMo
 @pytest.mark.parametrize("captures", CAPTURES)
 @pytest.mark.parametrize("name", CASES)
 def test_the_answer_begins_with_the_module_that_one_run_has_alone(name: str, captures: str) -> None:
-    one, other, lone, text = CASES[name]
+    one, other, unpaired, text = CASES[name]
     found = modtrace.compare(record(one, **CAPTURES[captures]), record(other, **CAPTURES[captures]))
     assert found.first is not None
-    assert list(found.first.behind) == lone
+    assert list(found.first.behind) == unpaired
     # Without ops nothing tells that it reads what the module has returned.
     assert str(found).startswith(text.format(behind="behind it " if captures == "ops" else ""))
 

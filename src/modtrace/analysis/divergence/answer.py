@@ -30,7 +30,7 @@ SECOND = "second"
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoneModule:
+class UnpairedModule:
     """A module that only one recording has."""
 
     name: str  # with its type: `blocks.4 (Block)`
@@ -96,7 +96,7 @@ class Divergence:
     states: tuple[str, ...] = ()
     #: The modules that only one recording has behind whose outputs, or in which, the difference came up: at most one of
     #: each recording.
-    behind: tuple[LoneModule, ...] = ()
+    behind: tuple[UnpairedModule, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,12 +15,12 @@ from ..tables.run import RunTables
 from .answer import FIRST, INHERITED, SECOND, SOURCE, Divergence
 from .culprits import Culprit, Culprits, find_unpaired_read
 from .errors import METRICS, SAMPLES, SKETCH_FACTOR, SKETCHES, STATISTICS, find_errors
-from .lone_modules import find_lone_modules
 from .names import label
 from .operands import Operands
 from .pair_inputs import number_parameters
 from .pairs import ComparedPairs
 from .relations import Relation, find_relation
+from .unpaired_modules import find_unpaired_modules
 
 #: The largest number of unpaired ops that are named for one pair.
 _LISTED = 3
@@ -136,7 +136,7 @@ class Details:
             return {
                 "arguments": (),
                 "operands": (),
-                "behind": find_lone_modules(self._pairs, pair, culprit) if is_own else (),
+                "behind": find_unpaired_modules(self._pairs, pair, culprit) if is_own else (),
             }
         arguments, operands = self._operands.find_arguments(pair), self._operands.find_operands(pair)
         inputs = self._pairs.inputs
@@ -144,7 +144,7 @@ class Details:
         is_explained = inputs.error[pair] or arguments or operands or through
         may_be_behind = verdict != SOURCE and (operands or through or culprit.op < 0)
         return {
-            "behind": find_lone_modules(self._pairs, pair, culprit) if may_be_behind else (),
+            "behind": find_unpaired_modules(self._pairs, pair, culprit) if may_be_behind else (),
             "arguments": arguments,
             "operands": operands,
             "turned": None if is_explained else self._operands.find_turned(pair),

@@ -12,7 +12,7 @@ from .errors import NOTHING
 from .names import choose_harmful
 from .pairs import ComparedPairs
 from .recomputes import MergedPairs
-from .run_pair import CHANGED, EQUAL, FOLLOWS, RESHAPED, Alone, JudgedTensors, RunPair
+from .run_pair import CHANGED, EQUAL, FOLLOWS, RESHAPED, JudgedTensors, RunPair, UnpairedIds
 
 
 def pair_runs(other: RecordingData, alignment: Alignment, merged: MergedPairs, verdicts: Column) -> RunPair:
@@ -33,8 +33,8 @@ def pair_runs(other: RecordingData, alignment: Alignment, merged: MergedPairs, v
         modules=alignment.modules,
         calls=_to_ids(alignment.calls, (a.calls.call_id, b.calls.call_id)),
         ops=_to_ids(alignment.ops, (column_of(a.ops.table, "op_id"), column_of(b.ops.table, "op_id"))),
-        missing=_list_alone(a, alignment.missing, other_mesh=pairs.other_mesh),
-        extra=_list_alone(b, alignment.extra, other_mesh=pairs.other_mesh),
+        missing=_list_unpaired(a, alignment.missing, other_mesh=pairs.other_mesh),
+        extra=_list_unpaired(b, alignment.extra, other_mesh=pairs.other_mesh),
         judged=_judge(merged, verdicts),
     )
 
@@ -43,11 +43,11 @@ def _to_ids(pairs: Rows, ids: tuple[Column, Column]) -> Rows:
     return np.stack([of[rows] for of, rows in zip(ids, pairs.T, strict=True)], axis=1)
 
 
-def _list_alone(tables: RunTables, unpaired: Unpaired, *, other_mesh: bool) -> Alone:
+def _list_unpaired(tables: RunTables, unpaired: Unpaired, *, other_mesh: bool) -> UnpairedIds:
     is_plain = tables.ops.is_plain | other_mesh
     calls, _ = choose_harmful(unpaired.calls, np.zeros(len(unpaired.calls), bool))
     ops, _ = choose_harmful(unpaired.ops, is_plain[unpaired.ops.rows])
-    return Alone(
+    return UnpairedIds(
         modules=frozenset((name.root, name.path) for name in unpaired.modules),
         calls=tables.calls.call_id[calls],
         ops=column_of(tables.ops.table, "op_id")[ops],

@@ -111,8 +111,10 @@ def list_unmatched(tables: RunTables, unpaired: Unpaired, resized: Rows, *, othe
     call_keys = place << 20 | tables.calls.phase.astype(np.int64) & 7
     op_keys = np.append(place, -1)[tables.ops.call] << 20 | tables.ops.name.astype(np.int64)
     value_keys = tables.values.place.astype(np.int64) << 32 | tables.values.site.astype(np.int64)
-    is_lone_step = call_reason == REASONS.index("step"), value_reason == REASONS.index("step")
-    steps = np.union1d(tables.calls.step[calls[is_lone_step[0]]], tables.values.step[values[is_lone_step[1]]])
+    is_unpaired_step = call_reason == REASONS.index("step"), value_reason == REASONS.index("step")
+    steps = np.union1d(
+        tables.calls.step[calls[is_unpaired_step[0]]], tables.values.step[values[is_unpaired_step[1]]]
+    )
     return OneSided(
         steps=tuple(steps.tolist()),
         modules=tuple(f"{label(module)} ({module.type})" for module in unpaired.modules),

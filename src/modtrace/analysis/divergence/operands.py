@@ -48,7 +48,7 @@ class Operands:
         if texts or values.phase[row[0]] != PHASES.index(OPTIMIZER):
             return texts
         if values.is_of(PARAMETER_GRAD, rows=row)[0]:
-            return tuple(self._name_lone_gradients(pair))
+            return tuple(self._name_unpaired_gradients(pair))
         return self._compare_optimizers(pair)
 
     def find_turned(self, pair: int) -> str | None:
@@ -117,8 +117,8 @@ class Operands:
         for op in rows[np.argsort(ops.order[rows])].tolist():
             if texts := self._compare_named(op, int(partner[op])):
                 return texts
-        if any(map(len, self._find_lone_gradients(pair))):  # other parameters bring other ops
-            return tuple(self._name_lone_gradients(pair))
+        if any(map(len, self._find_unpaired_gradients(pair))):  # other parameters bring other ops
+            return tuple(self._name_unpaired_gradients(pair))
         counts, counts_b = (
             _count_unpaired(run, step) for run, step in zip(self._runs, self._find_steps(pair), strict=True)
         )
@@ -128,24 +128,24 @@ class Operands:
             if more
         )
 
-    def _name_lone_gradients(self, pair: int) -> Iterator[str]:
+    def _name_unpaired_gradients(self, pair: int) -> Iterator[str]:
         """Yields the names of parameters that both runs have, with a gradient in only one of them in a pair's step."""
         modules = {*self._pairs.modules.values()}, {*self._pairs.modules}
-        lone = self._find_lone_gradients(pair)
-        for name, in_both, rows in zip((FIRST, SECOND), modules, lone, strict=True):
+        unpaired = self._find_unpaired_gradients(pair)
+        for name, in_both, rows in zip((FIRST, SECOND), modules, unpaired, strict=True):
             names = self._pairs.run(name).names
             texts = [names.label_value(row) for row in rows.tolist() if names.place_of_value(row) in in_both]
             if texts:
                 yield f"only the {name} run has {first_few(texts, _LISTED)}"
 
-    def _find_lone_gradients(self, pair: int) -> list[Rows]:
+    def _find_unpaired_gradients(self, pair: int) -> list[Rows]:
         """Returns for each run the rows of gradients of parameters, in the step of a pair, that the other run lacks."""
-        lone = []
+        unpaired = []
         for run, step, resized in zip(self._runs, self._find_steps(pair), self._pairs.resized.T, strict=True):
             values = run.tables.values
             rows = np.flatnonzero(values.is_of(PARAMETER_GRAD) & (values.step == step))
-            lone.append(rows[~np.isin(rows, np.concatenate([run.rows, resized]))])
-        return lone
+            unpaired.append(rows[~np.isin(rows, np.concatenate([run.rows, resized]))])
+        return unpaired
 
     def _compare_reads(self, op: int, op_b: int, noise: float) -> Iterator[str]:
         for slot, tensor, tensor_b in self._pair_reads(op, op_b):

@@ -96,30 +96,32 @@ def records_ops(tables: RunTables) -> bool:
     return bool(tables.data.meta.options.get("ops")) or bool(len(tables.ops.step))
 
 
-def find_unpaired_ops(tables: RunTables, paired_ops: Rows, lone: Collection[ModuleName]) -> Bools:
+def find_unpaired_ops(tables: RunTables, paired_ops: Rows, unpaired: Collection[ModuleName]) -> Bools:
     """Returns for each op, then for no op, whether it computes something and has no partner.
 
-    What makes the parameters of a lone module before the step's first call belongs to that module, and is no place of
-    its own at which runs part.
+    What makes the parameters of an unpaired module before the step's first call belongs to that module, and is no
+    place of its own at which runs part.
 
     Args:
         tables: the tables of a recording.
         paired_ops: its ops that have a partner.
-        lone: its modules that the other recording lacks.
+        unpaired: its modules that the other recording lacks.
     """
     is_unpaired = np.append(~tables.ops.is_plain, False)
     is_unpaired[paired_ops] = False
     owned = [
         site for site in tables.sites if site["role"] in (PARAMETER, BUFFER) and site["module_id"] is not None
     ]
-    if not lone or not owned or not len(tables.ops.step):
+    if not unpaired or not owned or not len(tables.ops.step):
         return is_unpaired
     modules = np.array([site["module_id"] for site in owned], np.int64)
     places = tables.places.place_all(modules, np.full(len(owned), NOWHERE, np.int64)).tolist()
     named = dict(enumerate(tables.names))
-    of_lone = [site["site_id"] for site, place in zip(owned, places, strict=True) if named.get(place) in lone]
+    of_unpaired = [
+        site["site_id"] for site, place in zip(owned, places, strict=True) if named.get(place) in unpaired
+    ]
     tensors = tables.flow.tensors
-    storages = tensors.storage[np.isin(tensors.site_id, of_lone) & (tensors.storage >= 0)]
+    storages = tensors.storage[np.isin(tensors.site_id, of_unpaired) & (tensors.storage >= 0)]
     makers = tensors.producer[np.isin(tensors.storage, storages) & (tensors.producer >= 0)]
     is_unpaired[_add_what_leads_to(tables, makers[tables.ops.is_preparing[makers]])] = False
     return is_unpaired

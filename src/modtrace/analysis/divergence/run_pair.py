@@ -12,7 +12,7 @@ LEVELS = EQUAL, GRADIENTS, FOLLOWS, RESHAPED, CHANGED = range(5)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Alone:
+class UnpairedIds:
     """What only one of the two recordings has, without what computes nothing or is no difference of the models."""
 
     modules: frozenset[tuple[str, str]]  # the names of root and module
@@ -43,6 +43,6 @@ class RunPair:
     modules: tuple[tuple[ModuleName, ModuleName], ...]
     calls: Rows  # (n, 2)
     ops: Rows  # (n, 2)
-    missing: Alone  # what only the first recording has
-    extra: Alone
+    missing: UnpairedIds  # what only the first recording has
+    extra: UnpairedIds
     judged: JudgedTensors

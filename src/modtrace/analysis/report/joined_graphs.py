@@ -6,7 +6,7 @@ from functools import cached_property
 import numpy as np
 
 from ...recording.phase import FORWARD, PHASES
-from ..divergence.run_pair import CHANGED, FOLLOWS, RESHAPED, Alone, RunPair
+from ..divergence.run_pair import CHANGED, FOLLOWS, RESHAPED, RunPair, UnpairedIds
 from ..graph.columns import LEAF_KINDS, NODE_KINDS, OP, Graph
 from ..tables.calls import iterate_levels
 from ..tables.columns import Bools, Column, Rows, find_rows, follow, take
@@ -232,7 +232,7 @@ class JoinedGraphs:
         return ReportTable(rows=len(kept), columns=tuple(columns))
 
 
-def _find_alone(graph: Graph, alone: Alone, paired: Bools) -> tuple[Bools, Bools]:
+def _find_alone(graph: Graph, alone: UnpairedIds, paired: Bools) -> tuple[Bools, Bools]:
     """Returns which layers and which nodes only one run has. A layer whose nodes all have partners has another name."""
     layers, nodes = graph.layers, graph.nodes
     in_modules = np.array([(place.root, place.path) in alone.modules for place in layers.places], bool)

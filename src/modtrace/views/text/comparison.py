@@ -108,7 +108,7 @@ def _describe_answer(found: Comparison) -> Iterator[Text]:
             yield Text(f"  the largest is {name_divergence(most)}: {describe_error(most)}")
     else:
         told = [
-            *_introduce_lone(first),
+            *_introduce_unpaired(first),
             Text("the runs part at ", "bold"),
             Text(name_divergence(first), "bold red"),
         ]
@@ -170,21 +170,21 @@ def _doubt_seed(found: Comparison, first: Divergence) -> Iterator[Text]:
         )
 
 
-def _introduce_lone(first: Divergence) -> Iterator[Text]:
+def _introduce_unpaired(first: Divergence) -> Iterator[Text]:
     """Yields the modules that only one run has and behind which the runs part.
 
     Without ops it is not known what reads their outputs: they were called last before it.
     """
     if not first.behind:
         return
-    has = [f"only the {lone.only_in} run has {lone.name}" for lone in first.behind]
+    has = [f"only the {unpaired.only_in} run has {unpaired.name}" for unpaired in first.behind]
     yield Text(", and ".join(has), "bold red")
     if first.op is None:
         where = ""
     elif first.only_in is None:
         where = "behind it "
     else:  # the op has no partner either
-        where = "there " if first.only_in in {lone.only_in for lone in first.behind} else ""
+        where = "there " if first.only_in in {unpaired.only_in for unpaired in first.behind} else ""
     yield Text(f"; {where}", "bold")
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from ...recording.phase import FORWARD, PHASES
 from ..tables.placement import ModuleName
-from .answer import FIRST, SECOND, LoneModule
+from .answer import FIRST, SECOND, UnpairedModule
 from .culprits import Culprit, find_unpaired_before
 from .paired_run import PairedRun
 from .pairs import ComparedPairs
@@ -14,23 +14,23 @@ from .pairs import ComparedPairs
 _FORWARD = PHASES.index(FORWARD)
 
 
-def find_lone_modules(pairs: ComparedPairs, pair: int, culprit: Culprit) -> tuple[LoneModule, ...]:
+def find_unpaired_modules(pairs: ComparedPairs, pair: int, culprit: Culprit) -> tuple[UnpairedModule, ...]:
     """Returns for each run the outermost module without a partner that ran last before a pair's tensor was computed.
 
     With ops it is one in which an op ran from whose output the tensor was computed; else the module that was called
     last inside the tensor's module, or before it.
     """
-    found = list[LoneModule]()
+    found = list[UnpairedModule]()
     if pairs.recompute_of is not None:
         return ()
     for name, paired in ((FIRST, {*pairs.modules.values()}), (SECOND, {*pairs.modules})):
         run = pairs.run(name)
         places = _list_places(run, pair, culprit.op if culprit.is_unpaired and culprit.run == name else -1)
-        lone = (_climb(run, place, paired) for place in places)
-        place = next((place for place in lone if place >= 0), -1)
+        unpaired = (_climb(run, place, paired) for place in places)
+        place = next((place for place in unpaired if place >= 0), -1)
         if place >= 0:
             module = run.tables.names[place]
-            found.append(LoneModule(name=f"{module.path or module.root} ({module.type})", only_in=name))
+            found.append(UnpairedModule(name=f"{module.path or module.root} ({module.type})", only_in=name))
     return tuple(found)
 
 
@@ -60,7 +60,7 @@ def _find_call_before(run: PairedRun, call: int) -> int:
 
 def _climb(run: PairedRun, place: int, paired: Set[ModuleName]) -> int:
     """Returns the outermost of the modules from a place on outwards that have no partner; -1 if that at it has one."""
-    lone = -1
+    unpaired = -1
     while place >= 0 and run.tables.names[place] not in paired:
-        lone, place = place, run.tables.places.places[place].parent
-    return lone
+        unpaired, place = place, run.tables.places.places[place].parent
+    return unpaired
