@@ -136,7 +136,8 @@ export class TimelineView implements View, Drawn {
     const ofStep: number[] = [];
     for (let row = 0; row < this.spans.rows; row++)
       if (this.spans.number("step", row) === step) ofStep.push(row);
-    if (ofStep.length) this.show(...rangeOfStep(this.spans, step, ofStep, (row) => this.times(row)));
+    if (ofStep.length)
+      this.show(...rangeOfStep(this.spans, steps.number("number", step), ofStep, (row) => this.times(row)));
     else if (!Number.isNaN(start)) this.show(start, start + (steps.number("duration", step) || 1e-3));
     else this.showAll();
   }

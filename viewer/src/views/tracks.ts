@@ -76,14 +76,14 @@ export function firstAfter(rows: readonly number[], key: (row: number) => number
   return low;
 }
 
-/** The range of the spans of a step; that of the first, in which models are made, begins with its first call. */
+/** The range of the spans of a step; that of step 0, in which models are made, begins with its first call. */
 export function rangeOfStep(
   spans: Table,
-  step: number,
+  number: number,
   rows: readonly number[],
   times: (row: number) => [number, number],
 ): [number, number] {
   const range = rangeOf(rows.length, (at) => times(rows[at]));
-  const calls = step === 0 ? rows.filter((row) => spans.link("module", row) >= 0) : [];
+  const calls = number === 0 ? rows.filter((row) => spans.link("module", row) >= 0) : [];
   return calls.length ? [rangeOf(calls.length, (at) => times(calls[at]))[0], range[1]] : range;
 }
