@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from builders import RecordingBuilder
-from helpers.command_line import run_command
-from modtrace.analysis.tables.chosen_step import STEP_NAMES, find_step
+from helpers.command_line import Command, run_command
+from modtrace.analysis.tables.chosen_step import find_step
 from modtrace.cli.open_run import AskedStep
+from modtrace.recording.options.choices import STEP_NAMES
 from modtrace.store.copy import write_recording
 
 #: Steps 3 to 7; the end of the last was not recorded.
@@ -109,3 +110,20 @@ def test_every_command_with_a_step_takes_words(
     )
     assert run_command(monkeypatch, name, "--help") == 0
     assert "last-train" in capsys.readouterr().out
+
+
+def test_answer_says_which_step_of_training_it_names_where_evaluations_are_steps_too(
+    command: Command, tmp_path: Path
+) -> None:
+    kinds: dict[int, str | None] = {0: "train", 1: "eval", 2: "train", 3: "train"}
+    for name, of_steps in (("both", kinds), ("without", dict.fromkeys(kinds, "train")), ("later", KINDS)):
+        write_recording(recording(of_steps).data(), tmp_path / name)
+    shown = {
+        (name, step): command("show", str(tmp_path / name), "--step", step).out.splitlines()[-1]
+        for name, step in (("both", "3"), ("both", "0"), ("without", "3"), ("later", "5"))
+    }
+    assert shown.pop(("both", "3")) == "steps count evaluations: step 3 is the 3rd of training"
+    assert not any("of training" in line for line in shown.values())
+    named = command("ops", str(tmp_path / "both"), "--step", "2").out
+    assert named.endswith("steps count evaluations: step 2 is the 2nd of training\n")
+    assert "of training" not in command("ops", str(tmp_path / "both"), "--step", "2", "--json").out

@@ -72,7 +72,7 @@ def test_report_can_be_printed(command: Command, run: Path) -> None:
         (
             ["--max-mb", "0.01"],
             "Invalid value for --max-mb: max_mb=0.01: give more megabytes. "
-            "The smallest report of this recording has 0.1. Try 'modtrace view --help'.",
+            "The smallest report of this recording has 0.2. Try 'modtrace view --help'.",
         ),
         (
             ["-o", "missing/x.html"],

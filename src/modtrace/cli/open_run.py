@@ -5,11 +5,12 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple
 
 import click
 
-from ..analysis.tables.chosen_step import STEP_NAMES, ShownStep, find_step
+from ..analysis.tables.chosen_step import STEP_NAMES, ShownStep, count_training, find_step
 from ..analysis.tables.missing_rows import require_ops, require_rows, say_missing
 from ..analysis.tables.ranks import as_one, describe_ranks, find_missing
 from ..errors import NothingRecordedError, RecordingError
@@ -17,6 +18,7 @@ from ..recording.protocols import RecordingData
 from ..recording.suggestions import did_you_mean, ranges_of
 from ..store.reader import FolderReader, open_last_attempts
 from ..store.snapshot import Snapshot
+from .output import TRAINING_COUNTS
 
 #: The type of the value of `--step` before the recording is open.
 AskedStep = int | str | None
@@ -49,6 +51,7 @@ def open_with_rows(run: str, *tables: str, reads_all: bool = False) -> Recording
     if asked is None:
         last, own = open_last_attempts(run), FolderReader(run)
         data = own if own.folder == last[0][1].folder else last[0][1]
+        _remember(data)
         if len(last) > 1:
             shown = f"Rank {last[0][0]} of {len(last)} is shown"
             click.echo(f"{shown}. --rank N shows another; modtrace ranks compares all.", err=True)
@@ -98,11 +101,18 @@ def open_chosen_ranks(run: str) -> ChosenRanks:
     """
     asked: slice | None = click.get_current_context().meta.get(_ASKED_RANKS)
     found: list[tuple[int, RecordingData]] = [*open_last_attempts(run)]
+    _remember(found[0][1])
     chosen = [(rank, data) for rank, data in found if asked is None or asked.start <= rank < asked.stop]
     if not chosen:
         there = describe_ranks(rank for rank, _ in found)
         raise click.BadParameter(f"the recording {run} has {there}", param_hint="--rank")
     return ChosenRanks(_readable(chosen), find_missing(found))
+
+
+def _remember(data: RecordingData) -> None:
+    """Lets `print_view` tell the numbers of training steps in the first recording that the command opens."""
+    counts = partial(count_training, data)
+    click.get_current_context().meta.setdefault(TRAINING_COUNTS, counts)
 
 
 def _readable(ranks: list[tuple[int, RecordingData]]) -> list[tuple[int, RecordingData]]:

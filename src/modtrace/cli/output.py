@@ -1,19 +1,29 @@
 """Prints the output of commands."""
 
 import os
+import re
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
 
+from ..recording.suggestions import first_few
 from ..store.layout import is_url
 from ..views.common.columns import Text, printable, render_lines
 
 #: The lines that stand above and below a table.
 _AROUND = 12
+
+
+#: The key in click's context for a function that returns the numbers of training steps; see `count_training`.
+TRAINING_COUNTS = "modtrace.training-counts"
+
+#: A step that an answer names, and how many of them are told their numbers among those of training.
+_STEP = re.compile(r"\bstep (\d{1,9})\b")
+_MOST_COUNTED = 3
 
 
 class Terminal(NamedTuple):
@@ -59,9 +69,33 @@ def tell_marks(marks: Sequence[str]) -> None:
 
 
 def print_view(render: Callable[..., str], *args: Any, **options: Any) -> None:
-    """Prints the result of a rendering function for the width and the colours of standard output."""
+    """Prints the result of a rendering function for the width and the colours of standard output.
+
+    If it names training steps that come after an evaluation, which is a step too, a last line tells their numbers as a
+    training log counts them.
+    """
     terminal = find_terminal()
-    print_text(render(*args, **options, width=terminal.width, color=terminal.color))
+    text = render(*args, **options, width=terminal.width, color=terminal.color)
+    print_text(text)
+    told = _number_training({int(number) for number in _STEP.findall(text)})
+    if told:
+        line = f"steps count evaluations: {first_few(told, _MOST_COUNTED)}"
+        print_text(render_lines([Text(line, "dim")], color=terminal.color, width=terminal.width))
+
+
+def _number_training(steps: Set[int]) -> list[str]:
+    """Returns which step of training each step is that has an evaluation before it: `step 9 is the 7th of training`."""
+    context = click.get_current_context(silent=True)
+    if not steps or context is None or TRAINING_COUNTS not in context.meta:
+        return []
+    counts = context.meta[TRAINING_COUNTS]()
+    late = [step for step in sorted(steps & counts.keys()) if counts[step] <= step]
+    return [f"step {step} is the {_ordinal(counts[step])} of training" for step in late]
+
+
+def _ordinal(number: int) -> str:
+    is_teen = 10 < number % 100 < 14
+    return f"{number}{'th' if is_teen else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"
 
 
 def print_text(text: str) -> None:

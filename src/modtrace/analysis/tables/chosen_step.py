@@ -143,6 +143,19 @@ def find_step_kinds(data: RecordingData) -> dict[int, str | None]:
     return {step: kinds.get(step) for step in known}
 
 
+def count_training(data: RecordingData) -> dict[int, int]:
+    """Returns for each training step how many there have been with it, as a training log counts them.
+
+    It is empty if no step is one of evaluation, or if the recording lacks steps before its last one.
+    """
+    table = data.table("steps")
+    kinds = dict(zip(table["step"].to_pylist(), table["kind"].to_pylist(), strict=True))
+    if "eval" not in kinds.values() or sorted(kinds) != list(range(len(kinds))):
+        return {}
+    training = sorted(step for step, kind in kinds.items() if kind == "train")
+    return {step: number for number, step in enumerate(training, 1)}
+
+
 def choose_step(
     steps: pa.Table, calls: pa.Table, step: int | None, *, also: Iterable[int] = ()
 ) -> ShownStep | None:
