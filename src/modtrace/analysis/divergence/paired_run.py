@@ -109,11 +109,11 @@ def find_unpaired_ops(tables: RunTables, paired_ops: Rows, unpaired: Collection[
     """
     is_unpaired = np.append(~tables.ops.is_plain, False)
     is_unpaired[paired_ops] = False
+    if not unpaired or not len(tables.ops.step):
+        return is_unpaired
     owned = [
         site for site in tables.sites if site["role"] in (PARAMETER, BUFFER) and site["module_id"] is not None
     ]
-    if not unpaired or not owned or not len(tables.ops.step):
-        return is_unpaired
     modules = np.array([site["module_id"] for site in owned], np.int64)
     places = tables.places.place_all(modules, np.full(len(owned), NOWHERE, np.int64)).tolist()
     named = dict(enumerate(tables.names))
@@ -128,7 +128,7 @@ def find_unpaired_ops(tables: RunTables, paired_ops: Rows, unpaired: Collection[
 
 
 def _add_what_leads_to(tables: RunTables, makers: Rows) -> Rows:
-    """Returns ops that ran before the first call, and those that lead to them and to nothing behind its begin."""
+    """Returns ops that ran before the first call, with all ops before it that lead to them and to no later op."""
     flow = tables.flow
     producer = flow.tensors.producer[flow.read]
     is_maker = np.zeros(len(tables.ops.step), bool)
