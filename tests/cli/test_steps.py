@@ -7,9 +7,8 @@ import pytest
 
 from builders import RecordingBuilder
 from helpers.command_line import Command, run_command
-from modtrace.analysis.tables.chosen_step import find_step
+from modtrace.analysis.tables.chosen_step import STEP_NAMES, find_step
 from modtrace.cli.open_run import AskedStep
-from modtrace.recording.options.choices import STEP_NAMES
 from modtrace.store.copy import write_recording
 
 #: Steps 3 to 7; the end of the last was not recorded.

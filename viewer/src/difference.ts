@@ -149,7 +149,7 @@ export function listRatios(model: Model): Column[] {
 }
 
 /** Whether a column has the same text in both runs. */
-export function isSame(column: Column, second: Column | undefined, row: number): boolean {
+function isSame(column: Column, second: Column | undefined, row: number): boolean {
   return (
     second !== undefined &&
     formatValue(column, column.number(row)) === formatValue(second, second.number(row))
