@@ -1,5 +1,6 @@
 """Finds experts that the router never chooses, and routers that choose a few of them."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -81,15 +82,14 @@ def _find_layers(run: SampledSteps, values: PlacedValues) -> Iterator[_Experts]:
             lists.setdefault((module.parent_id, module.type), []).append(module.module_id)
     tokens = _count_tokens(run, values)
     widths = _find_widths(run, values)
+    beside = Counter((module.parent_id, widths.get(number)) for number, module in modules.items())
     for (holder, _), members in lists.items():
+        if len(members) < _LEAST:
+            continue
         counts = np.array([tokens.get(member, np.zeros(len(run.numbers))) for member in members])
         block = modules[holder].parent_id if holder in modules else None
-        routers = (
-            widths.get(number) == len(members)
-            for number, module in modules.items()
-            if block is not None and module.parent_id == block and number != holder
-        )
-        if len(members) >= _LEAST and (any(routers) or _differ(counts)):
+        routers = beside[block, len(members)] - (widths.get(holder) == len(members))
+        if (block is not None and routers) or _differ(counts):
             yield _Experts(members, counts.sum(axis=1))
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from ...recording.module_path import join
 from ...recording.protocols import RecordingData
 from .columns import column_of
-from .placement import Module, name_in_text, read_modules
+from .placement import Module, name_all_in_text, read_modules
 from .sites import read_sites
 
 
@@ -39,20 +39,26 @@ def read_parameters(data: RecordingData) -> list[Parameter]:
     seen = parameters.to_pylist()
     rows = {row["site_id"]: row for row in seen}  # the last row counts
     updated = {row["site_id"] for row in seen if row["optimizer"] is not None}
-    found = []
+    owned = []
     for site_id, row in rows.items():
         site = sites.get(site_id)
         module = None if site is None or site.module_id is None else modules.get(site.module_id)
         if site is not None and module is not None:
-            facts = (
-                row["dtype"],
-                row["requires_grad"],
-                row["optimizer"],
-                row["param_group"],
-                row["has_gradient"],
-                site_id in updated,
-            )
-            root = modules.get(module.root_id, module)
-            name = name_in_text(data, root.name or root.type, join(module.path, site.slot))
-            found.append(Parameter(site_id, module, site.slot, name, tuple(row["shape"]), *facts))
-    return found
+            owned.append((row, site.slot, module, modules.get(module.root_id, module)))
+    paths = ((root.name or root.type, join(module.path, slot)) for _, slot, module, root in owned)
+    return [
+        Parameter(
+            row["site_id"],
+            module,
+            slot,
+            name,
+            tuple(row["shape"]),
+            row["dtype"],
+            row["requires_grad"],
+            row["optimizer"],
+            row["param_group"],
+            row["has_gradient"],
+            row["site_id"] in updated,
+        )
+        for (row, slot, module, _), name in zip(owned, name_all_in_text(data, paths), strict=True)
+    ]

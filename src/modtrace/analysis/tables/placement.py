@@ -1,7 +1,7 @@
 """Finds where calls stand in the tree of registered modules, and names these places."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -101,9 +101,15 @@ def name_in_text(data: RecordingData, root: str, path: str) -> str:
     The root's name is in front where the path alone would not do: it begins with a number (`Sequential/0`), or models
     are several.
     """
-    if not path:
-        return root
-    return f"{root}/{path}" if _read(data).models > 1 or path[0].isdigit() else path
+    [name] = name_all_in_text(data, [(root, path)])
+    return name
+
+
+def name_all_in_text(data: RecordingData, names: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Yields for each root's name with a path what `name_in_text` returns, which asks for the modules each time."""
+    several = _read(data).models > 1
+    for root, path in names:
+        yield (f"{root}/{path}" if several or path[0].isdigit() else path) if path else root
 
 
 #: What was read of the modules of each recording.
