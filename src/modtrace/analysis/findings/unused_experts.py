@@ -156,6 +156,8 @@ def _find_widths(run: SampledSteps, values: PlacedValues) -> dict[int, int]:
 
 def _differ(counts: Column) -> bool:
     """Returns whether the members of a list got different numbers of tokens, and others in each step."""
+    if (counts == counts[0]).all():  # as of most lists
+        return False
     called = counts[counts.any(axis=1)]
     if len(called) < 2:
         return False

@@ -1,6 +1,6 @@
 """Summarizes the statistics at a module over its calls and slots."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -60,32 +60,40 @@ def merge_summaries(summaries: Iterable[ValueSummary | None]) -> ValueSummary | 
     known = [summary for summary in summaries if summary is not None]
     if not known:
         return None
-    slots = [slot for summary in known for slot in summary.slots]
-    counts = [count for summary in known for count in summary.nonfinite]
+    output = _merge_known(summary.output for summary in known)
+    gradient = _merge_known(summary.gradient for summary in known)
     return ValueSummary(
-        output=_merge_known(summary.output for summary in known),
-        gradient=_merge_known(summary.gradient for summary in known),
+        output=output,
+        gradient=gradient,
         parameters=_merge_known(summary.parameters for summary in known),
         parameter_gradients=_merge_known(summary.parameter_gradients for summary in known),
-        slots=tuple(
-            SlotValues(
-                slot=name,
-                output=_merge_known(slot.output for slot in slots if slot.slot == name),
-                gradient=_merge_known(slot.gradient for slot in slots if slot.slot == name),
-            )
-            for name in dict.fromkeys(slot.slot for slot in slots)
-        ),
-        nonfinite=tuple(
-            NonFiniteCount(
-                kind=kind,
-                nan_count=sum(count.nan_count for count in counts if count.kind == kind),
-                inf_count=sum(count.inf_count for count in counts if count.kind == kind),
-            )
-            for kind in KINDS
-            if any(count.kind == kind for count in counts)
-        ),
+        slots=tuple(_merge_slots([slot for summary in known for slot in summary.slots], output, gradient)),
+        nonfinite=tuple(_add_counts([count for summary in known for count in summary.nonfinite])),
         nonfinite_inside=sum(summary.nonfinite_inside for summary in known),
     )
+
+
+def _merge_slots(
+    slots: Sequence[SlotValues], output: Stats | None, gradient: Stats | None
+) -> Iterator[SlotValues]:
+    """Yields one for each slot; that of the only one has the statistics of all outputs and gradients."""
+    names = dict.fromkeys(slot.slot for slot in slots)
+    for name in names:
+        if len(names) > 1:
+            output = _merge_known(slot.output for slot in slots if slot.slot == name)
+            gradient = _merge_known(slot.gradient for slot in slots if slot.slot == name)
+        yield SlotValues(slot=name, output=output, gradient=gradient)
+
+
+def _add_counts(counts: Sequence[NonFiniteCount]) -> Iterator[NonFiniteCount]:
+    """Yields the counts of each kind together."""
+    for kind in sorted({count.kind for count in counts}, key=KINDS.index):
+        of_kind = [count for count in counts if count.kind == kind]
+        yield NonFiniteCount(
+            kind=kind,
+            nan_count=sum(count.nan_count for count in of_kind),
+            inf_count=sum(count.inf_count for count in of_kind),
+        )
 
 
 def _merge_known(many: Iterable[Stats | None]) -> Stats | None:

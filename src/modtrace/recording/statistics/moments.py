@@ -1,10 +1,11 @@
 """Reads raw statistics from the table `values`, derives others from them, and merges them, without torch."""
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -151,43 +152,65 @@ class StatColumns:
 
         Counts, minimum and maximum are exact. Sums are rounded once, so the order of the rows does not matter.
         """
-        if not isinstance(rows, slice) and len(rows) == 1:
-            return self.of_rows(rows)[0]
-        count = self.count[rows]
-        filled = count > 0
-        return Stats(
-            count=int(count.sum()),
-            # A zero as minimum or maximum gets no sign, as the sign would depend on the order.
-            min=float(self.min[rows][filled].min()) + 0.0 if filled.any() else None,
-            max=float(self.max[rows][filled].max()) + 0.0 if filled.any() else None,
-            sum=add_up(self.sum[rows][filled].tolist()),
-            sumsq=add_up(self.sumsq[rows][filled].tolist()),
-            nan_count=int(self.nan_count[rows].sum()),
-            inf_count=int(self.inf_count[rows].sum()),
-        )
+        if isinstance(rows, slice):
+            rows = np.arange(len(self.count))[rows]
+        return self.merge_groups([rows])[0]
 
-    def of_rows(self, rows: npt.NDArray[np.int64]) -> list[Stats]:
-        """Returns the statistics of each of the rows, as `merge` does of one, in 2 us a row."""
-        columns = (getattr(self, name)[rows].tolist() for name in RAW)
-        return [
-            Stats(
-                count=count,
-                min=smallest + 0.0 if count else None,
-                max=largest + 0.0 if count else None,
-                sum=add_up([total]) if count else 0.0,
-                sumsq=add_up([of_squares]) if count else 0.0,
-                nan_count=nan_count,
-                inf_count=inf_count,
+    def merge_groups(self, groups: Sequence[npt.NDArray[np.int64]]) -> list[Stats]:
+        """Returns for each of several groups of rows what `merge` does, in 2 us a group and 0.2 us a row."""
+        sizes = np.array([len(group) for group in groups], np.int64)
+        rows = np.concatenate([np.empty(0, np.int64), *groups])
+        ends = np.cumsum(sizes)
+        starts = (ends - sizes)[sizes > 0]
+        is_filled = self.count[rows] > 0
+        lowest = np.minimum.reduceat(np.where(is_filled, self.min[rows], np.inf), starts)
+        highest = np.maximum.reduceat(np.where(is_filled, self.max[rows], -np.inf), starts)
+        counts = (
+            np.add.reduceat(part[rows], starts) for part in (self.count, self.nan_count, self.inf_count)
+        )
+        totals, squares = (np.where(is_filled, part[rows], 0).tolist() for part in (self.sum, self.sumsq))
+        found = zip(*(column.tolist() for column in (lowest, highest, *counts)), strict=True)
+        merged = []
+        for size, end in zip(sizes.tolist(), ends.tolist(), strict=True):
+            smallest, largest, count, nan_count, inf_count = next(found) if size else _NO_NUMBERS
+            merged.append(
+                Stats(
+                    count=count,
+                    # A zero as minimum or maximum gets no sign, as the sign would depend on the order.
+                    min=smallest + 0.0 if count else None,
+                    max=largest + 0.0 if count else None,
+                    sum=add_up(totals[end - size : end]),
+                    sumsq=add_up(squares[end - size : end]),
+                    nan_count=nan_count,
+                    inf_count=inf_count,
+                )
             )
-            for count, smallest, largest, total, of_squares, nan_count, inf_count in zip(
-                *columns, strict=True
-            )
-        ]
+        return merged
+
+
+_NO_NUMBERS = (0.0, 0.0, 0, 0, 0)
 
 
 def merge(many: Iterable[Stats]) -> Stats:
-    """Returns the merged statistics, in which the order does not matter; without any, the count is 0."""
-    return columns_of(list(many)).merge()
+    """Returns what `StatColumns.merge` does, in a tenth of the time for a few; without any, the count is 0."""
+    merged = list(many)
+    filled = [stats for stats in merged if stats.count]
+    return Stats(
+        count=sum([stats.count for stats in merged]),
+        min=_find_extreme(min, [stats.min for stats in filled]),
+        max=_find_extreme(max, [stats.max for stats in filled]),
+        sum=add_up([stats.sum for stats in filled]),
+        sumsq=add_up([stats.sumsq for stats in filled]),
+        nan_count=sum([stats.nan_count for stats in merged]),
+        inf_count=sum([stats.inf_count for stats in merged]),
+    )
+
+
+def _find_extreme(find: Callable[[list[float]], float], numbers: Sequence[float | None]) -> float | None:
+    known = [number for number in numbers if number is not None and number == number]
+    if len(known) < len(numbers):
+        return math.nan
+    return find(known) + 0.0 if known else None
 
 
 def read_statistics(values: pa.Table) -> StatColumns:
@@ -261,14 +284,19 @@ def sites_of_roles(sites: pa.Table, roles: Collection[str]) -> npt.NDArray[Any]:
     return np.asarray(to_numpy(sites["site_id"])[np.concatenate(is_wanted)])
 
 
+_read_raw = attrgetter(*RAW)
+
+
 def columns_of(many: Sequence[Stats]) -> StatColumns:
     """Returns the statistics as columns, one tensor a row."""
-    columns: dict[str, Any] = {}
-    for field in fields(Stats):
-        kind = np.int64 if field.name in {"count", "nan_count", "inf_count"} else np.float64
-        values = [getattr(one, field.name) for one in many]
-        columns[field.name] = np.array([np.nan if value is None else value for value in values], kind)
-    return StatColumns(**columns)
+    columns = zip(*map(_read_raw, many), strict=True) if many else [()] * len(RAW)
+    # As a float, None is NaN.
+    return StatColumns(
+        **{
+            name: np.array(column, np.int64 if name.endswith("count") else np.float64)
+            for name, column in zip(RAW, columns, strict=True)
+        }
+    )
 
 
 def divide(numbers: npt.NDArray[Any], count: Counts) -> Numbers:

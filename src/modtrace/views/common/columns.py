@@ -4,6 +4,7 @@ import re
 import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from itertools import groupby
 from typing import Protocol
 
@@ -111,6 +112,7 @@ def _width_of(text: str) -> int:
     return len(text) if text.isascii() else sum(map(_width_of_one, text))
 
 
+@lru_cache(1024)
 def _width_of_one(character: str) -> int:
     """Returns the width of a character: 2 for East Asian letters, 0 for combining accents, else 1."""
     if unicodedata.east_asian_width(character) in "WF":
@@ -126,7 +128,7 @@ class Column:
     cells: Sequence[Text]
     right: bool = True
 
-    @property
+    @cached_property
     def width(self) -> int:
         """The width of the column in a terminal."""
         return max(Text(self.title).width, *(cell.width for cell in self.cells), 0)

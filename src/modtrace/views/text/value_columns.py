@@ -3,9 +3,11 @@
 import math
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from ...analysis.modules.value_summary import Kind, SlotValues, ValueSummary
 from ...analysis.values.nonfinite import describe_counts
-from ...recording.statistics.moments import Stats
+from ...recording.statistics.moments import Stats, columns_of
 from ..common.columns import Column, Legend, Text
 from ..common.numbers import format_number
 
@@ -35,11 +37,14 @@ _NONFINITE_STYLE = "bold red"
 
 def value_columns(rows: Sequence[ValueSummary | SlotValues | None]) -> list[Column]:
     """Returns the columns, with one cell a row; a cell is empty if nothing was measured."""
-    columns = [
-        Column(f"{title} {short}", [_cell(getattr(row, of, None), stat) for row in rows])
-        for title, of in (("out", "output"), ("grad", "gradient"))
-        for short, stat in (("rms", "rms"), ("max", "abs_max"))
-    ]
+    columns = []
+    for title, of in (("out", "output"), ("grad", "gradient")):
+        stats = [getattr(row, of, None) or Stats() for row in rows]
+        merged = columns_of(stats)
+        columns += [
+            Column(f"{title} {short}", [*map(_number, np.where(merged.count > 0, numbers, None).tolist())])
+            for short, numbers in (("rms", merged.rms), ("max", merged.abs_max))
+        ]
     ratios = [row.gradient_to_parameter if isinstance(row, ValueSummary) else None for row in rows]
     return [*columns, Column("grad/param", [_number(ratio) for ratio in ratios])]
 
@@ -62,10 +67,6 @@ def _describe_nonfinite(values: ValueSummary | None) -> str:
 def shown_slots(values: ValueSummary | None) -> Sequence[SlotValues]:
     """Returns the slots that deserve a line: all but the only slot of a plain tensor."""
     return [slot for slot in values.slots if slot.slot or len(values.slots) > 1] if values else ()
-
-
-def _cell(stats: Stats | None, stat: str) -> Text:
-    return _number(getattr(stats, stat) if stats is not None and stats.count else None)
 
 
 def _number(value: float | None) -> Text:
