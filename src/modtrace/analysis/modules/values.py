@@ -94,7 +94,7 @@ def summarize_values(values: StepValues, calls: Calls) -> Mapping[int, ValueSumm
     return dict(chain.from_iterable(_summarize(values, batch) for batch in batches))
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class PlaceRows:
     """The rows that a place has values from."""
 
@@ -145,7 +145,7 @@ def find_rows_of_places(values: StepValues, calls: Calls) -> Iterator[tuple[int,
                 inside.setdefault(parent_of[place], []).extend([] if around is _NOTHING_INSIDE else [around])
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class _Inside:
     """The rows of a place and of all places inside it, which also count for places around it."""
 

@@ -68,15 +68,11 @@ def _times(over_steps: ModulesOverSteps, rows: ModuleRows, steps: int) -> Iterat
             row, times = rows.index.get(place, NONE), of_phases.get(phase)
             if row >= 0 and times is not None:
                 found[row] = np.where(times.has_calls, getattr(times, name) / 1e9, np.nan)
-        return rows.combine_alike(found, _add_known).reshape(-1)
+        is_unknown = np.isnan(found)
+        total = rows.combine_alike(np.where(is_unknown, 0, found), np.add)
+        return np.where(rows.combine_alike(is_unknown, np.logical_and), np.nan, total).reshape(-1)
 
     return list_times(read, "")
-
-
-def _add_known(one: Column, other: Column) -> Column:
-    """Returns sums in which what is unknown counts as nothing, unless both are unknown."""
-    total: Column = np.where(np.isnan(one), other, one + np.nan_to_num(other))
-    return total
 
 
 def _statistics(over_steps: ModulesOverSteps, rows: ModuleRows, steps: int) -> Iterator[ReportColumn]:
@@ -84,7 +80,7 @@ def _statistics(over_steps: ModulesOverSteps, rows: ModuleRows, steps: int) -> I
     place_rows = np.array([rows.index.get(place, NONE) for place in over_steps.places], np.int64)
     shown = np.flatnonzero(place_rows >= 0)
 
-    def to_rows(matrix: Column, unknown: float, combine: Callable[[Column, Column], Column]) -> Column:
+    def to_rows(matrix: Column, unknown: float, combine: np.ufunc) -> Column:
         of_rows = np.full((len(rows.nodes), steps), unknown, matrix.dtype)
         of_rows[place_rows[shown]] = matrix[shown]
         return rows.combine_alike(of_rows, combine).reshape(-1)
@@ -104,7 +100,7 @@ def _statistics(over_steps: ModulesOverSteps, rows: ModuleRows, steps: int) -> I
 
 #: What a row without values has of a raw statistic, and how rows of equal modules are put together.
 _ADDED = (0, np.add)
-_HOW: Mapping[str, tuple[float, Callable[[Column, Column], Column]]] = {
+_HOW: Mapping[str, tuple[float, np.ufunc]] = {
     "min": (np.nan, np.fmin),
     "max": (np.nan, np.fmax),
 }

@@ -15,6 +15,7 @@ from ..modules.value_summary import ValueSummary
 from ..ops.memory_table import MemoryTable
 from ..ops.op_table import OpTable
 from ..ops.sums import OpSums
+from ..tables.calls import iterate_levels
 from ..tables.columns import Column
 from .module_columns import list_statistics, list_times, measured_column
 from .tables import NONE, Kind, ReportColumn, ReportTable, number_column, optional, text_column
@@ -72,12 +73,14 @@ class ModuleRows:
         total = self.sum_inside(own)
         return np.where((total == 0) & (self.sum_inside(unknown) > 0), np.nan, total)
 
-    def combine_alike(self, own: Column, combine: Callable[[Column, Column], Column]) -> Column:
+    def combine_alike(self, own: Column, combine: np.ufunc) -> Column:
         """Returns for each row `combine` over the modules that it sums up; `own` holds the values of single modules."""
         combined: Column = own.copy()
-        for row in range(len(self.nodes) - 1, -1, -1):
-            if self.folded[row] >= 0:
-                combined[self.folded[row]] = combine(combined[self.folded[row]], combined[row])
+        folded = np.array(self.folded, np.int64)
+        levels = list(iterate_levels(folded))
+        for level in reversed(levels[1:]):
+            rows = np.sort(level)[::-1]
+            combine.at(combined, folded[rows], combined[rows])
         return combined
 
 

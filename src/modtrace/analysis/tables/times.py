@@ -13,7 +13,7 @@ from .placement import NOWHERE
 from .quartiles import Quartiles, find_medians, find_quartiles
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(slots=True, eq=False)
 class TimesOfSteps:
     """The summed times of calls in each of several steps: a column each, or of many groups of calls a matrix each."""
 
