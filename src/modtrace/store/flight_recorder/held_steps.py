@@ -103,9 +103,10 @@ class HeldSteps:
         """Puts the rows of steps together."""
         size_bytes = sum(step.size_bytes for step in steps)
         if size_bytes <= min(_JOINED_BYTES, self._max_bytes // _JOINED_SHARE):
-            joined = JoinedSteps([step.batches for step in steps])
+            batches = [list(step.batches) for step in steps]
+            joined = JoinedSteps(batches)
             for place, step in enumerate(steps):
-                step.join(joined, place)
+                step.join(joined, place, batches[place])
 
     def _drop_oldest(self, *, is_replaced: bool = True) -> None:
         dropped = self._ended.popleft()
@@ -129,13 +130,16 @@ class HeldStep:
     @property
     def batches(self) -> list[Batch]:
         """The batches, from which those are removed that were written."""
-        if self._joined is not None:
-            joined, place = self._joined
-            self._batches = joined.batches_of(place)
-            self._joined = None
+        known = self._joined
+        if known is not None:
+            joined, place = known
+            batches = joined.batches_of(place)
+            # A signal handler may have written them meanwhile; none runs between these lines, as they call nothing.
+            if self._joined is known:
+                self._joined, self._batches = None, batches
         return self._batches
 
-    def join(self, joined: JoinedSteps, place: int) -> None:
-        """Drops the batches, because `joined` holds their rows."""
-        self._joined = joined, place
-        self._batches = []
+    def join(self, joined: JoinedSteps, place: int, batches: list[Batch]) -> None:
+        """Drops `batches`, because `joined` holds their rows, unless a signal handler has written some meanwhile."""
+        if self._batches == batches:
+            self._joined, self._batches = (joined, place), []
