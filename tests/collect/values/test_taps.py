@@ -4,8 +4,9 @@ import gc
 import json
 import subprocess
 import sys
+import threading
 import weakref
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from types import SimpleNamespace
 from typing import Any
 
@@ -109,3 +110,51 @@ def test_a_graph_that_dies_takes_no_taps_of_another_thread_with_it() -> None:
     assert suspended.rehook(output) == taps[1:]
     graphs[1].alive = False
     assert suspended.rehook(output) == []
+
+
+def test_backwards_of_two_threads_in_ended_steps_get_all_gradients() -> None:
+    """Threads number their nodes alike, so that the first backward also hooks what the second one reaches."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+    is_in, is_done = [threading.Event() for _ in range(2)], threading.Event()
+    losses: list[torch.Tensor] = []
+
+    def build() -> None:
+        losses.append(model(torch.ones(2, 4)).sum())
+        losses[-1].backward(retain_graph=True)
+
+    def end_step() -> None:
+        rec.step()
+        rec.table("values")  # writes the step
+
+    def pause(number: int) -> None:
+        is_in[number].set()
+        if number == 0:
+            is_in[1].wait(60)
+        else:
+            is_done.wait(60)
+
+    def run(number: int) -> None:
+        if number:
+            is_in[0].wait(60)
+        losses[number].backward()
+        if not number:
+            end_step()
+            is_done.set()
+
+    capture = modtrace.Capture(roles=["grad_output"])
+    with modtrace.record(model, strict=True, values=capture) as rec:
+        for _ in range(2):
+            start_all([threading.Thread(target=build)])
+        end_step()
+        for number, loss in enumerate(losses):
+            loss.register_hook(lambda gradient, number=number: pause(number))
+        start_all([threading.Thread(target=run, args=(number,)) for number in range(2)])
+        rec.step()
+    assert Counter(row.call_id for row in rows(rec)) == dict.fromkeys(range(8), 2)
+
+
+def start_all(threads: list[threading.Thread]) -> None:
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()

@@ -1,7 +1,9 @@
 """Defines hooks on the tensors of calls: a step's end removes them, a later backward registers them again."""
 
+import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -96,9 +98,9 @@ class GradientTap(Tap, GradientHook):
             self.number = node._sequence_nr()
 
     def rehook(self) -> bool:
-        """Registers the hook that was removed. Returns False if it was not, or if the graph of its tensor is dead."""
+        """Registers the hook that was removed. Returns False if the graph of its tensor is dead."""
         hooks = self.living_hooks()
-        if hooks is None or self in hooks:
+        if hooks is None:
             return False
         hooks[self] = self
         return True
@@ -133,29 +135,49 @@ class SuspendedTaps:
         #: number their nodes alike, so that a backward may hook a tap of another thread for nothing.
         self._numbered: list[tuple[Segment, list[GradientTap]]] = []
         self._by_number: dict[int, list[GradientTap]] = {}
+        #: For each tap whose hook is registered again, for how many backwards, as of several threads or nested ones.
+        self._users: Counter[GradientTap] = Counter()
+        self._lock = threading.RLock()
 
     def add(self, segment: Segment, taps: list[GradientTap]) -> None:
         """Removes the hooks of a segment, and keeps its taps while its graph lives."""
         for tap in taps:
             tap.unhook()
-        self._segments.append((segment, taps))
-        if len(self._segments) > self._check_at:
-            self._forget_dead()
-            self._check_at = 2 * len(self._segments) + _KEPT_UNCHECKED
+        with self._lock:
+            self._segments.append((segment, taps))
+            if len(self._segments) > self._check_at:
+                self._forget_dead()
+                self._check_at = 2 * len(self._segments) + _KEPT_UNCHECKED
 
     def rehook(self, outputs: Any) -> list[GradientTap]:
-        """Registers again the hooks that a backward of these outputs may reach, and returns their taps."""
-        self._forget_dead()
-        for _, taps in self._segments:
-            for tap in taps:
-                if tap.number >= 0:
-                    self._by_number.setdefault(tap.number, []).append(tap)
-        self._numbered += self._segments
-        self._segments = []
+        """Registers again the hooks that a backward of these outputs may reach, and returns their taps.
+
+        Pass the taps to `release` when the backward has ended.
+        """
+        with self._lock:
+            self._forget_dead()
+            for _, taps in self._segments:
+                for tap in taps:
+                    if tap.number >= 0:
+                        self._by_number.setdefault(tap.number, []).append(tap)
+            self._numbered += self._segments
+            self._segments = []
         if not self._by_number:
             return []
         numbers = dict.fromkeys(number for _, number, _ in walk_graph(root_nodes(outputs)))
-        return [tap for number in numbers for tap in self._by_number.get(number, ()) if tap.rehook()]
+        with self._lock:
+            rehooked = [tap for number in numbers for tap in self._by_number.get(number, ()) if tap.rehook()]
+            self._users.update(rehooked)
+        return rehooked
+
+    def release(self, taps: Sequence[GradientTap]) -> None:
+        """Removes the hooks that a backward needed, unless another one that runs needs them."""
+        with self._lock:
+            for tap in taps:
+                self._users[tap] -= 1
+                if self._users[tap] <= 0:
+                    del self._users[tap]
+                    tap.unhook()
 
     def _forget_dead(self) -> None:
         self._segments = [(segment, taps) for segment, taps in self._segments if segment.has_graph()]

@@ -2,7 +2,7 @@
 
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Protocol
@@ -82,13 +82,15 @@ class MeasuredGradients:
 
     width = 2  # the number of entries: measurement and tap
 
-    __slots__ = ("intervals", "last", "rehooked", "sites", "thread", "written")
+    __slots__ = ("intervals", "last", "release", "sites", "thread", "written")
 
     def __init__(self, thread: int) -> None:
         self.thread = thread
         self.sites: Sites = []
         self.intervals: list[int] = []
-        self.rehooked: list[GradientTap] = []  # taps whose hooks were registered again for this backward
+        self.release: Callable[[], None] | None = (
+            None  # removes hooks that were registered again for this backward
+        )
         #: The last measured gradient with its version and its measurement, in one object because a backward on two
         #: devices runs on two threads.
         self.last: tuple[weakref.ref[torch.Tensor], int | None, Measurement] | None = None
@@ -97,9 +99,9 @@ class MeasuredGradients:
     def close(self) -> None:
         """Drops references and removes hooks, since the backward has ended."""
         self.last = self.written = None
-        for tap in self.rehooked:
-            tap.unhook()
-        self.rehooked = []
+        release, self.release = self.release, None
+        if release is not None:
+            release()
 
     def find(self, gradient: torch.Tensor, version: int | None) -> Measurement | None:
         """Returns the last measurement if it is of this tensor, and the tensor was not written to since."""

@@ -6,6 +6,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -121,7 +122,7 @@ class CallTaps(ValueSource):
             return
         if rehooked:
             measured = self._of_backward[backward] = MeasuredGradients(backward.log.number)
-            measured.rehooked = rehooked
+            measured.release = partial(self._suspended.release, rehooked)
 
     # An input that a module returned, and nothing wrote to since, is not measured again.
 
