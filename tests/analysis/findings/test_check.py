@@ -5,11 +5,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 import modtrace
 from helpers.command_line import Command
+from helpers.growth import count_lines
 from helpers.health_models import FAMILIES, Stack, train
 from modtrace.analysis.findings.all_checks import CHECKS
+from modtrace.analysis.findings.check import run_checks
 
 
 @pytest.fixture(scope="module")
@@ -92,3 +96,20 @@ def test_whole_threshold_stays_a_whole_number(command: Command, tmp_path: Path) 
         code=2,
     )
     assert "it takes 20 comparable training steps" in said.out
+
+
+def test_checks_of_twice_the_modules_take_at_most_twice_the_lines() -> None:
+    """Even of blocks that hold lists, as experts are, each beside modules of their block."""
+
+    def lines(count: int) -> int:
+        lists = (nn.Sequential(*[nn.Linear(2, 2) for _ in range(3)]) for _ in range(count))
+        model = nn.Sequential(*[nn.Sequential(nn.Linear(2, 2), experts) for experts in lists])
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        with modtrace.record(model, strict=True) as recording:
+            for _ in range(2):
+                model(torch.ones(1, 2)).sum().backward()
+                optimizer.step()
+        return count_lines(lambda: run_checks(recording.data, CHECKS))
+
+    lines(2)  # imports and caches
+    assert lines(160) < 2 * lines(80)

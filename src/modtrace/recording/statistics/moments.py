@@ -285,18 +285,18 @@ def sites_of_roles(sites: pa.Table, roles: Collection[str]) -> npt.NDArray[Any]:
 
 
 _read_raw = attrgetter(*RAW)
+_NO_ROWS: Sequence[tuple[Any, ...]] = [()] * len(RAW)
 
 
 def columns_of(many: Sequence[Stats]) -> StatColumns:
     """Returns the statistics as columns, one tensor a row."""
-    columns = zip(*map(_read_raw, many), strict=True) if many else [()] * len(RAW)
-    # As a float, None is NaN.
-    return StatColumns(
-        **{
-            name: np.array(column, np.int64 if name.endswith("count") else np.float64)
-            for name, column in zip(RAW, columns, strict=True)
-        }
-    )
+    columns: dict[str, Any] = {
+        name: np.array(column, np.int64 if name.endswith("count") else np.float64)  # as a float, None is NaN
+        for name, column in zip(
+            RAW, zip(*map(_read_raw, many), strict=True) if many else _NO_ROWS, strict=True
+        )
+    }
+    return StatColumns(**columns)
 
 
 def divide(numbers: npt.NDArray[Any], count: Counts) -> Numbers:

@@ -3,8 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from ...analysis.modules.value_summary import Kind, SlotValues, ValueSummary
 from ...analysis.values.nonfinite import describe_counts
 from ...recording.statistics.moments import Stats, columns_of
@@ -37,13 +35,16 @@ _NONFINITE_STYLE = "bold red"
 
 def value_columns(rows: Sequence[ValueSummary | SlotValues | None]) -> list[Column]:
     """Returns the columns, with one cell a row; a cell is empty if nothing was measured."""
-    columns = []
+    columns = list[Column]()
     for title, of in (("out", "output"), ("grad", "gradient")):
         stats = [getattr(row, of, None) or Stats() for row in rows]
         merged = columns_of(stats)
         columns += [
-            Column(f"{title} {short}", [*map(_number, np.where(merged.count > 0, numbers, None).tolist())])
-            for short, numbers in (("rms", merged.rms), ("max", merged.abs_max))
+            Column(f"{title} {short}", [_number(number if own.count else None) for number, own in cells])
+            for short, cells in (
+                ("rms", zip(merged.rms.tolist(), stats, strict=True)),
+                ("max", zip(merged.abs_max.tolist(), stats, strict=True)),
+            )
         ]
     ratios = [row.gradient_to_parameter if isinstance(row, ValueSummary) else None for row in rows]
     return [*columns, Column("grad/param", [_number(ratio) for ratio in ratios])]
