@@ -202,8 +202,8 @@ def _summarize(
     groups: list[Rows] = []
     for (_, rows), slots in zip(places, by_slot, strict=True):
         groups += chain(rows.of_summary, *(slots.values() if len(slots) > 1 else ()))
-    merged = values.stats.merge_groups(groups)
-    known = iter([stats if len(group) else None for stats, group in zip(merged, groups, strict=True)])
+    merged = iter(values.stats.merge_groups([group for group in groups if len(group)]))
+    known = iter([next(merged) if len(group) else None for group in groups])
     for (place, rows), slots in zip(places, by_slot, strict=True):
         output, gradient, parameters, parameter_gradients = islice(known, 4)
         # A parameter counts as it was first measured.
