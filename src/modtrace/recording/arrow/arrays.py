@@ -91,18 +91,43 @@ def from_numpy(values: npt.NDArray[Any], wanted: pa.DataType | None = None) -> p
     Raises:
         ArrowInvalid: a value does not fit the type.
     """
-    data, mask = values, None
     if isinstance(values, np.ma.MaskedArray):
-        data, mask = np.ma.getdata(values), np.ma.getmaskarray(values)
+        return _from_numbers(np.ma.getdata(values), np.ma.getmaskarray(values), wanted)
+    return _from_numbers(values, None, wanted)
+
+
+def null_below_zero(values: npt.NDArray[Any], wanted: pa.DataType | None = None) -> pa.Array:
+    """Returns a copy of a 1-D array of integers that is null where they are negative; see `from_numpy`."""
+    return _from_numbers(values, values < 0, wanted)
+
+
+def _from_numbers(
+    data: npt.NDArray[Any], mask: npt.NDArray[np.bool_] | None, wanted: pa.DataType | None
+) -> pa.Array:
     natural = _ARROW_TYPES.get(data.dtype)
     wanted = natural if wanted is None else wanted
     if natural is None or data.ndim != 1 or not pa.types.is_primitive(wanted):
         return pa.array(np.array(data), type=wanted, mask=mask)
-    content = _packed(data) if natural == pa.bool_() else np.array(data, order="C")
     missing = 0 if mask is None else np.count_nonzero(mask)
+    if natural != wanted:
+        narrowed = _narrowed(data, mask if missing else None, wanted)
+        data, natural = (data, natural) if narrowed is None else (narrowed, wanted)
+    content = _packed(data) if natural == pa.bool_() else np.array(data, order="C")
     valid = pa.py_buffer(_packed(~mask)) if mask is not None and missing else None  # most masks are empty
     array = pa.Array.from_buffers(natural, len(data), [valid, pa.py_buffer(content)], missing)
     return array if natural == wanted else array.cast(wanted)
+
+
+def _narrowed(
+    data: npt.NDArray[Any], mask: npt.NDArray[np.bool_] | None, wanted: pa.DataType
+) -> npt.NDArray[Any] | None:
+    """Returns integers as those of another type, as a cast of Arrow does in 50 us more; None if some do not fit."""
+    kind = _NUMPY_TYPES.get(wanted)
+    if kind is None or kind.kind not in "iu" or data.dtype.kind not in "iu":
+        return None
+    narrowed = data.astype(kind)
+    fits = narrowed == data if mask is None else (narrowed == data) | mask
+    return narrowed if fits.all() else None
 
 
 def from_list(values: Sequence[Any], wanted: pa.DataType) -> pa.Array:

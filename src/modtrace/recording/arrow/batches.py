@@ -29,7 +29,15 @@ def to_batch(table: str, columns: Mapping[str, Any]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=fields)
 
 
-def to_columns(table: str, columns: Mapping[str, Any], *, with_nulls: bool = False) -> dict[str, pa.Array]:
+class TableColumns(dict[str, pa.Array]):
+    """What `to_columns` has returned, and returns again as it is."""
+
+    def __init__(self, table: str, columns: Mapping[str, pa.Array]) -> None:
+        super().__init__(columns)
+        self.table = table
+
+
+def to_columns(table: str, columns: Mapping[str, Any], *, with_nulls: bool = False) -> TableColumns:
     """Returns the given columns, in the order and with the types of the schema.
 
     A masked array is null where it is masked. Integers given for a phase are codes of `PHASES`. A 2-D array given for a
@@ -40,6 +48,8 @@ def to_columns(table: str, columns: Mapping[str, Any], *, with_nulls: bool = Fal
         ValueError: a column is not in the schema, none is given, lengths differ, a value is not of the column's type,
             or there is a null in a column that may have none. The message names the column.
     """
+    if isinstance(columns, TableColumns) and columns.table == table:
+        return columns
     wanted = _wanted_columns(table)
     if not columns or not columns.keys() <= wanted.keys():
         unknown = ", ".join(repr(name) for name in columns if name not in wanted)
@@ -53,7 +63,7 @@ def to_columns(table: str, columns: Mapping[str, Any], *, with_nulls: bool = Fal
             converted[name] = _checked(column, columns[name], with_nulls=with_nulls)
         elif column.is_phase and not column.nullable:
             raise ValueError(f"{column.title}: must be given")
-    return converted
+    return TableColumns(table, converted)
 
 
 def null_misfits(table: str, columns: Mapping[str, Any]) -> dict[str, list[Any]]:

@@ -11,7 +11,7 @@ from ..protocols import Sink
 from ..schema import schema
 from .arrays import from_list, from_numpy
 from .batches import null_misfits, to_columns
-from .table_rules import BadRows, find_bad_rows
+from .table_rules import BadRows, find_bad_rows, is_surely_right
 
 
 class CheckedSink:
@@ -56,6 +56,8 @@ def check_rows(table: str, columns: Mapping[str, Any]) -> tuple[dict[str, pa.Arr
             raise
         converted = to_columns(table, null_misfits(table, columns), with_nulls=True)
         faults.append(str(error))
+    if is_surely_right(table, converted):
+        return converted, faults
     given_schema = pa.schema([fields.field(name) for name in converted])
     while bad := next(
         find_bad_rows(table, pa.Table.from_arrays([*converted.values()], schema=given_schema)), None

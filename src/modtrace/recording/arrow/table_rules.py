@@ -1,6 +1,7 @@
 """Rules that the rows of a table follow beyond their types, so that analyses can rely on them."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -10,6 +11,7 @@ import pyarrow.compute as pc
 
 from ..phase import PHASES
 from ..role import ROLES
+from ..schema import schema
 from .arrays import to_numpy
 
 #: Sums and differences of two numbers below these limits fit into the type of their column, by its bits. Steps, which
@@ -81,6 +83,60 @@ def find_fault(name: str, table: pa.Table) -> Fault | None:
     return None
 
 
+def is_surely_right(name: str, columns: Mapping[str, pa.Array]) -> bool:
+    """Returns whether a quick look finds no row that breaks a rule. What it finds may be a false alarm.
+
+    It takes a sixth of the time of `find_bad_rows`, for which a program that is recorded would wait.
+
+    Args:
+        name: the name of the table.
+        columns: columns of the schema.
+    """
+    rules = _quick_rules(name)
+    for column, values in columns.items():
+        missing = values.null_count
+        if missing and not rules[column].nullable:
+            return False
+        if missing < len(values) and not rules[column].holds(values):
+            return False
+    ids, outer = (columns.get(column) for column in _TREES.get(name, ("", ""))[:2])
+    return ids is None or outer is None or not (to_numpy(outer) >= to_numpy(ids)).any()
+
+
+class _QuickRule(NamedTuple):
+    nullable: bool
+    holds: Callable[[pa.Array], bool]  # False may be a false alarm
+
+
+@cache
+def _quick_rules(name: str) -> dict[str, _QuickRule]:
+    return {field.name: _QuickRule(field.nullable, _quick_rule(name, field)) for field in schema(name)}
+
+
+def _quick_rule(name: str, field: pa.Field) -> Callable[[pa.Array], bool]:
+    if field.name in _SIZES:
+        return lambda column: False
+    if pa.types.is_integer(field.type):
+        end = _end_of(field)
+        return lambda column: _are_from(0, end, column)
+    if field.name in _ALLOWED:
+        allowed = {*_ALLOWED[field.name]}
+        return lambda column: allowed.issuperset(column.dictionary.to_pylist())
+    if not pa.types.is_list(field.type):
+        return lambda column: True
+    if not pa.types.is_integer(field.type.value_type):
+        return lambda column: column.values.null_count == 0
+    least = _least_inside(name, field)
+    return lambda column: column.values.null_count == 0 and _are_from(least, 2**31, column.values)
+
+
+def _are_from(least: int, end: int, column: pa.Array) -> bool:
+    """Returns whether all numbers are from `least` to below `end`; a negative one is large without its sign."""
+    numbers = to_numpy(column, null=0)
+    without_sign = (numbers - least if least else numbers).view(f"u{numbers.itemsize}")
+    return bool(without_sign.max(initial=0) < min(end, 2 ** (8 * numbers.itemsize - 1)))
+
+
 def find_bad_rows(
     name: str, table: pa.Table, ends: Mapping[str, tuple[int, int]] | None = None
 ) -> Iterator[BadRows]:
@@ -97,16 +153,23 @@ def find_bad_rows(
             yield BadRows(field.name, _mask(pc.is_null(column)), lambda row: "is null, and must not be")
         if pa.types.is_integer(field.type):
             least, largest = ends[field.name] if ends else _ends_of(column)
-            end = _INTEGERS_END[64 if field.name == _STEP else field.type.bit_width]
-            yield from _find_wild_integers(field.name, column, least, largest, end)
+            yield from _find_wild_integers(field.name, column, least, largest, _end_of(field))
         elif field.name in _ALLOWED:
             yield from _find_unknown_texts(field.name, column)
         elif pa.types.is_list(field.type):
-            yield from _find_bad_lists(field.name, column, -1 if (name, field.name) in _UNKNOWN_INSIDE else 0)
+            yield from _find_bad_lists(field.name, column, _least_inside(name, field))
         if field.name in _SIZES:
             yield from _find_wrong_sizes(field.name, column)
     if name in _TREES and {*_TREES[name][:2]} <= {*table.column_names}:
         yield from _find_circles(table, *_TREES[name])
+
+
+def _end_of(field: pa.Field) -> int:
+    return _INTEGERS_END[64 if field.name == _STEP else field.type.bit_width]
+
+
+def _least_inside(name: str, field: pa.Field) -> int:
+    return -1 if (name, field.name) in _UNKNOWN_INSIDE else 0
 
 
 def _find_wild_integers(
