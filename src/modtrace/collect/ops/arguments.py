@@ -2,7 +2,11 @@
 
 import json
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from ..tensor_ids.argument_reader import FLOAT, TENSOR, TRUTH
 from .schemas import OpSchema
@@ -16,18 +20,36 @@ _MOST_PARTS = 2**18
 _MOST_NUMBERS = 64
 
 
-class Arguments(NamedTuple):
+class ShownArguments(NamedTuple):
+    """What rows say of a set of arguments."""
+
+    template: str  # as JSON
+    slots: bytes  # of the tensors in order, one behind the other
+    lengths: npt.NDArray[np.int64]  # of the slots
+    is_written: npt.NDArray[np.bool_]  # by slot, whether the op writes to the tensor
+
+
+class Arguments:
     """The arguments of an op."""
 
-    schema: OpSchema
-    positional: int  # how many are given by position
-    given: tuple[Any, ...]  # behind those, names and values
+    def __init__(self, schema: OpSchema, positional: int, given: tuple[Any, ...]) -> None:
+        self.schema = schema
+        self.positional = positional  # how many are given by position
+        self.given = given  # behind those, names and values
 
-    def texts(self) -> tuple[str, tuple[str, ...]]:
-        """Returns the JSON template, and the slots of the tensors in order."""
+    @cached_property
+    def shown(self) -> ShownArguments:
+        """What rows say of them."""
         slots: list[str] = []
         template = {name: _template(value, name, slots) for name, value in self.by_name()}
-        return json.dumps(template, separators=(",", ":")), tuple(slots)
+        encoded = [slot.encode() for slot in slots]
+        written = {argument.name for argument in self.schema.written}
+        return ShownArguments(
+            json.dumps(template, separators=(",", ":")),
+            b"".join(encoded),
+            np.array([len(slot) for slot in encoded], np.int64),
+            np.array([slot.partition("[")[0] in written for slot in slots], bool),
+        )
 
     def by_name(self) -> Iterator[tuple[str, Any]]:
         """Yields each argument with its name. A tensor is TENSOR, a list is a tuple."""

@@ -1,6 +1,7 @@
 """Sums up the costs of the ops in each module call and in the calls inside it, as columns of the table `calls`."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,8 @@ from .mode import ALLOCATED, LIVE_AFTER, LIVE_BEFORE
 from .rows import Columns, OpRows
 from .saved_memory import UNKNOWN
 
-#: Calls with their enclosing calls, by row; inner calls come before outer ones.
-_InnerFirst = Sequence[tuple[int, int]]
+#: Rows of calls and of their enclosing calls, for each depth; inner calls come before outer ones.
+_InnerFirst = Sequence[tuple[Ints, Ints]]
 
 
 class CallTable:
@@ -36,9 +37,12 @@ class CallTable:
 
     def innermost_first(self) -> _InnerFirst:
         """Returns every call that has an enclosing call in these batches."""
-        order = np.argsort(-depths_of(self._parents), kind="stable").tolist()
-        parents = self._parents.tolist()
-        return [(row, parents[row]) for row in order if parents[row] >= 0]
+        depths = depths_of(self._parents)
+        order = np.argsort(-depths, kind="stable")
+        ends = [0, *(np.flatnonzero(np.diff(depths[order])) + 1).tolist(), len(order)]
+        levels = [order[begin:end] for begin, end in pairwise(ends)]
+        parted = [level[self._parents[level] >= 0] for level in levels]
+        return [(rows, self._parents[rows]) for rows in parted if len(rows)]
 
     def add(self, columns: Columns) -> None:
         """Divides columns of all calls among the batches that the calls came from."""
@@ -58,9 +62,9 @@ def add_costs(calls: CallTable, ops: OpRows) -> None:
     """Adds the columns `flops`, `allocated_bytes`, `peak_bytes` and `saved_bytes` to the calls."""
     rows = calls.rows_of(ops.calls.call_id)
     here = rows >= 0
-    flops = np.ma.asarray(ops.tables["ops"]["flops"])
+    flops = ops.flops[here]
     sums = _Sums(calls.size)
-    sums.add("flops", rows[here], np.ma.filled(flops, 0)[here], np.ma.getmaskarray(flops)[here])
+    sums.add("flops", rows[here], np.maximum(flops, 0), flops == UNKNOWN)
     sums.add("allocated_bytes", rows[here], ops.events[here, ALLOCATED])
     charges = ops.charges
     charged = calls.rows_of(charges.call_id)
@@ -94,11 +98,11 @@ class _Sums:
         return {name: self._column(name, inner_first) for name in self._sums}
 
     def _column(self, name: str, inner_first: _InnerFirst) -> Any:
-        sums, unknown = self._sums[name].tolist(), self._unknown[name].tolist()  # numpy is slow one by one
-        for row, above in inner_first:
-            sums[above] += sums[row]
-            unknown[above] |= unknown[row]
-        return np.ma.masked_array(np.array(sums, np.int64), np.array(unknown, bool))
+        sums, unknown = self._sums[name], self._unknown[name]
+        for rows, above in inner_first:
+            np.add.at(sums, above, sums[rows])
+            unknown[above[unknown[rows]]] = True
+        return np.ma.masked_array(sums, unknown)
 
 
 class _Peaks:
@@ -113,10 +117,8 @@ class _Peaks:
 
     def column(self, inner_first: _InnerFirst) -> Any:
         """Returns the peaks, each with the calls inside."""
-        most, first = self._most.tolist(), self._first.tolist()
-        for row, above in inner_first:
-            most[above] = max(most[above], most[row])
-            first[above] = min(first[above], first[row])
-        highest = np.array(most, np.int64)
-        peak = highest - self._before[np.array(first, np.int64)]
-        return np.ma.masked_array(np.maximum(peak, 0), highest < 0)
+        for rows, above in inner_first:
+            np.maximum.at(self._most, above, self._most[rows])
+            np.minimum.at(self._first, above, self._first[rows])
+        peak = self._most - self._before[self._first]
+        return np.ma.masked_array(np.maximum(peak, 0), self._most < 0)

@@ -1,10 +1,10 @@
 """Counts the floating-point operations of many ops, once for each set of shapes."""
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ..flops.lookup import count_flops, is_counted
 from ..log.nesting import Ints
@@ -25,39 +25,31 @@ class OpFlops:
     """Counts floating-point operations, once for each combination of op and shapes."""
 
     def __init__(self) -> None:
-        #: Whether the count of an op may differ from 0.
-        self._is_counted: Callable[[OpSchema], bool] = cache(lambda schema: is_counted(schema.func))
-        self._known: dict[tuple[Any, ...], int] = {}
+        self._known: dict[tuple[Arguments, bytes, bytes], int] = {}
+        self._counted = np.zeros(0, bool)
 
     def of(self, found: JoinedOps, schemas: Sequence[OpSchema], geometries: Sequence[Geometry]) -> Ints:
         """Returns the floating-point operations of each op; UNKNOWN where they are not known."""
         flops = np.zeros(len(found.events), np.int64)
-        schema = found.events[:, SCHEMA]
-        used = np.zeros(len(schemas), bool)
-        used[schema] = True
-        counted = np.array(
-            [is_used and self._is_counted(known) for known, is_used in zip(schemas, used, strict=False)]
-        )
-        ops = np.flatnonzero(counted[schema])
-        known: dict[tuple[int, bytes, bytes], int] = {}
-        for op, argument, (given, returned) in zip(
-            ops.tolist(), found.argument[ops].tolist(), found.geometries_of(ops), strict=True
-        ):
-            key = argument, given.tobytes(), returned.tobytes()
-            if key not in known:
-                uses, outputs = ([geometries[at] for at in side.tolist()] for side in (given, returned))
-                known[key] = self._one(found.arguments[argument], uses, outputs)
-            flops[op] = known[key]
+        ops = np.flatnonzero(self._are_counted(schemas)[found.events[:, SCHEMA]])
+        known = self._known if len(self._known) < _KEPT else {}
+        counts = []
+        for key in found.keys_of(ops):
+            count = known.get(key)
+            if count is None:
+                sides = ([geometries[at] for at in np.frombuffer(side, np.int64)] for side in key[1:])
+                count = known[key] = _count(key[0], *sides)
+            counts.append(count)
+        flops[ops] = counts
+        self._known = known
         return flops
 
-    def _one(self, arguments: Arguments, uses: Sequence[Geometry], outputs: Sequence[Geometry]) -> int:
-        key = (arguments, *(use.shape for use in uses), *(output.shape for output in outputs))
-        found = self._known.get(key)
-        if found is None:
-            if len(self._known) >= _KEPT:
-                self._known = {}
-            found = self._known[key] = _count(arguments, uses, outputs)
-        return found
+    def _are_counted(self, schemas: Sequence[OpSchema]) -> npt.NDArray[np.bool_]:
+        """Returns, by number of schema, whether the count of an op may differ from 0."""
+        new = schemas[len(self._counted) :]
+        if new:
+            self._counted = np.append(self._counted, [is_counted(schema.func) for schema in new])
+        return self._counted
 
 
 def _count(arguments: Arguments, uses: Sequence[Geometry], outputs: Sequence[Geometry]) -> int:

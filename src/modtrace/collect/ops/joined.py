@@ -1,7 +1,8 @@
 """Joins batches of ops, with what each op used and returned."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,27 +19,26 @@ _GEOMETRY_OF_USE = 1
 class JoinedOps:
     """The ops of several batches, as one table."""
 
-    def __init__(
-        self, batches: Sequence[OpBatch], texts_of: Callable[[Arguments], tuple[str, tuple[str, ...]]]
-    ) -> None:
-        """Joins batches. `texts_of` returns the JSON template of arguments, and the slots of their tensors."""
+    def __init__(self, batches: Sequence[OpBatch]) -> None:
         self.batches = batches
         self.firsts = [*accumulate(map(len, batches), initial=0)][:-1]  # of the ops of each batch
         self.events: Ints = _joined([batch.events for batch in batches]).reshape(-1, EVENT_WIDTH)
         self.tensors: Ints = _joined([batch.tensors for batch in batches]).reshape(-1, ROW_WIDTH)
         counts = [len(batch.tensors) // ROW_WIDTH for batch in batches]
-        shifts = [
-            batch.first_tensor - before
-            for batch, before in zip(batches, accumulate(counts, initial=0), strict=False)
-        ]
-        self.tensor_ids: Ints = np.repeat(np.array(shifts, np.int64), counts) + np.arange(sum(counts))
+        first_rows = [*accumulate(counts, initial=0)][:-1]
+        shifts = np.array([batch.first_tensor for batch in batches]) - np.array(first_rows)
+        self.tensor_ids: Ints = np.repeat(shifts, counts) + np.arange(sum(counts))
         self.arguments, self.argument = self._join_arguments()
-        self.texts = [texts_of(argument) for argument in self.arguments]
-        slots = np.array([len(slots) for _, slots in self.texts], np.int64)
+        self.shown = [arguments.shown for arguments in self.arguments]
+        slots = np.array([len(shown.lengths) for shown in self.shown], np.int64)
         self.use_counts: Ints = slots[self.argument]  # of each op
         self.used: Ints = self._join_uses()  # tensor and geometry
         self.use_ends: Ints = np.cumsum(self.use_counts)
-        met_at = np.searchsorted(self.events[:, TENSORS], self.tensor_ids, side="right")
+        of_batch = np.repeat(np.arange(len(batches)), [len(batch) for batch in batches])
+        #: For each op the end of the rows of the tensors that were met while it ran, or since the op before.
+        self.tensor_ends: Ints = self.events[:, TENSORS] - shifts[of_batch]
+        ops, is_met = np.arange(len(self.events)), np.diff(self.tensor_ends, prepend=0)
+        met_at = np.append(np.repeat(ops, is_met), np.full(sum(counts) - is_met.sum(), len(ops)))
         #: For each tensor the op while which it was met, if there is one, and whether that one has returned it.
         self.op_of_tensor: Ints = np.minimum(met_at, len(self.events) - 1)
         self.is_output: npt.NDArray[np.bool_] = (met_at < len(self.events)) & (
@@ -88,24 +88,28 @@ class JoinedOps:
 
     def sum_of_uses(self, sizes: Ints) -> Ints:
         """Returns for each op the sum of `sizes` over its input tensors; `sizes` has an entry for each geometry."""
-        total = np.concatenate([[0], np.cumsum(sizes[self.used[:, _GEOMETRY_OF_USE]])])
+        total = _sums(sizes[self.used[:, _GEOMETRY_OF_USE]])
         summed: Ints = total[self.use_ends] - total[self.use_ends - self.use_counts]
         return summed
 
     def sum_of_outputs(self, sizes: Ints) -> Ints:
         """Returns for each op the sum of `sizes` over its output tensors."""
-        summed = np.zeros(len(self.events), np.int64)
-        np.add.at(summed, self.op_of_tensor[self.is_output], sizes[self.tensors[self.is_output, GEOMETRY]])
-        return summed
+        total = _sums(np.where(self.is_output, sizes[self.tensors[:, GEOMETRY]], 0))
+        return np.diff(total[self.tensor_ends], prepend=0)
 
-    def geometries_of(self, ops: Ints) -> Iterator[tuple[Ints, Ints]]:
-        """Yields the geometries of the inputs and of the outputs of each of these ops."""
-        used, ends = self.used[:, _GEOMETRY_OF_USE], self.use_ends[ops]
-        uses = zip((ends - self.use_counts[ops]).tolist(), ends.tolist(), strict=True)
-        outputs, op_of_output = self.tensors[self.is_output, GEOMETRY], self.op_of_tensor[self.is_output]
-        firsts, lasts = (np.searchsorted(op_of_output, ops + more).tolist() for more in (0, 1))
-        for (begin, end), first, last in zip(uses, firsts, lasts, strict=True):
-            yield used[begin:end], outputs[first:last]
+    def keys_of(self, ops: Ints) -> Iterator[tuple[Arguments, bytes, bytes]]:
+        """Yields for each of these ops its arguments, and the geometries of its inputs and of its outputs as bytes.
+
+        Such keys are equal for ops that differ in nothing but what their tensors hold.
+        """
+        used = np.ascontiguousarray(self.used[:, _GEOMETRY_OF_USE]).tobytes()
+        returned = self.tensors[self.is_output, GEOMETRY].tobytes()
+        outputs = _sums(self.is_output)[np.append(0, self.tensor_ends)]  # before each op
+        ends = self.use_ends[ops]
+        bounds = (ends - self.use_counts[ops], ends, outputs[ops], outputs[ops + 1])
+        of_ops = zip(self.argument[ops].tolist(), *((8 * bound).tolist() for bound in bounds), strict=True)
+        for argument, *(first_use, last_use, first_output, last_output) in of_ops:
+            yield self.arguments[argument], used[first_use:last_use], returned[first_output:last_output]
 
     def first_use(self, op: int) -> int:
         """Returns the first input tensor of an op; -1 if it has none."""
@@ -135,6 +139,13 @@ def number_used(codes: Ints, count: int) -> tuple[Ints, Ints]:
     is_used = np.zeros(count, bool)
     is_used[codes] = True
     return np.flatnonzero(is_used), (np.cumsum(is_used) - 1)[codes]
+
+
+def _sums(numbers: npt.NDArray[Any]) -> Ints:
+    """Returns the sum of all numbers before each, and of all."""
+    sums = np.zeros(len(numbers) + 1, np.int64)
+    np.cumsum(numbers, out=sums[1:])
+    return sums
 
 
 def _joined(parts: Sequence[Sequence[int]]) -> Ints:

@@ -36,7 +36,7 @@ from .preparation import move_prepared
 from .python_source import PythonNames, SourceLines
 from .rows import OpTables, part_runs
 from .saved_memory import SavedMemoryFinder
-from .value_rows import op_sites, read_values
+from .value_rows import read_values
 from .values import OpValues
 
 
@@ -271,7 +271,7 @@ class OpRecorder:
             add_costs(table, rows)
         parted = part_runs(rows, [batch for step in steps for batch in step.ops])
         filled = [(name, columns) for name, columns in parted.items() if len(next(iter(columns.values())))]
-        return filled, read_values(steps, op_sites(table, rows), self._sites)
+        return filled, read_values(steps, table, rows, self._sites)
 
 
 def _describe_elsewhere(thread: int) -> str | None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from copy import copy
-from itertools import chain, compress
+from itertools import compress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,15 +10,23 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from ...recording.arrow.arrays import from_list, from_numpy, from_strings
+from ...recording.arrow.arrays import from_encoded, from_list, from_numpy, from_strings, null_below_zero
 from ...recording.role import BUFFER, LEAF, PARAMETER
 from ..log.nesting import Ints
 from ..steps.call_rows import count_before
 from ..steps.step import Step
-from ..tensor_ids.tensor_ids import GEOMETRY, NO_TENSOR, OFFSET, REQUIRES_GRAD, STORAGE, VERSION, TensorIds
+from ..tensor_ids.tensor_ids import (
+    GEOMETRY,
+    NO_TENSOR,
+    OFFSET,
+    REQUIRES_GRAD,
+    STORAGE,
+    VERSION,
+    Geometry,
+    TensorIds,
+)
 from ..values.sites import SiteIds
 from .alive import alive_columns
-from .arguments import Arguments
 from .batches import OpBatch
 from .boundary import AtRoot
 from .calls import OpCalls
@@ -27,10 +35,6 @@ from .flop_column import OpFlops
 from .joined import JoinedOps, number_used
 from .mode import ACCUMULATES, ADDING, END_NS, FLAGS, NOT_ADDING, OP, RAISED, SCHEMA, START_NS, OpMode
 from .nodes import NodesOfOps, OpNodes
-
-#: At most this many sets of arguments are remembered with their texts, and this many letters of texts: 4 MB.
-_KEPT = 4096
-_MOST_LETTERS = 2**22
 
 Columns = dict[str, Any]
 
@@ -45,6 +49,7 @@ class OpRows(NamedTuple):
     events: Ints
     calls: OpCalls
     nth: npt.NDArray[np.int32]
+    flops: Ints  # UNKNOWN: not known
     names: Sequence[str]  # by number of schema
     charges: Charges
 
@@ -57,6 +62,21 @@ class _SchemaFacts(NamedTuple):
     is_differentiable: npt.NDArray[np.bool_]
 
 
+class _GeometryFacts(NamedTuple):
+    """Properties of tensors, by number of geometry."""
+
+    size_bytes: Ints
+    has_numbers: npt.NDArray[np.bool_]  # they are floating-point or complex
+    conj: npt.NDArray[np.bool_]
+    neg: npt.NDArray[np.bool_]
+
+
+def _facts_of(geometry: Geometry) -> tuple[int, bool, bool, bool]:
+    dtype = geometry.dtype
+    has_numbers = dtype is None or dtype.is_floating_point or dtype.is_complex
+    return geometry.size_bytes, has_numbers, geometry.conj, geometry.neg
+
+
 class OpTables:
     """Makes rows of ops, and remembers what they have in common from step to step."""
 
@@ -64,19 +84,15 @@ class OpTables:
         self._mode = mode
         self._nodes = nodes
         self._flops = OpFlops()
-        self._texts: dict[Arguments, tuple[str, tuple[str, ...]]] = {}
-        self._letters = 0
         #: Sites of parameters and buffers, by what they show of which storage.
         self._kept: dict[tuple[int, ...], int] = {}
         self._schemas = _SchemaFacts(*(np.zeros(0, bool) for _ in range(3)))
-        self._sizes = np.zeros(0, np.int64)  # by number of geometry, in bytes ...
-        self._has_numbers = np.zeros(0, bool)  # ... and whether it is of floating-point or complex numbers
+        self._geometries = _GeometryFacts(*(np.zeros(0, kind) for kind in (np.int64, bool, bool, bool)))
 
     def copy(self) -> "OpTables":
         """Returns tables that go on from here, and leave these as they are."""
         other = copy(self)
         other._nodes, other._kept = self._nodes.copy(), dict(self._kept)
-        other._texts = dict(self._texts)
         return other
 
     def of(self, steps: Sequence[Step], optimizer_ids: Sequence[int], sites: SiteIds) -> "OpRows | None":
@@ -88,21 +104,24 @@ class OpTables:
         batches: list[OpBatch] = [batch for step in steps for batch in step.ops]
         if not batches:
             return None
-        found = JoinedOps(batches, self._texts_of)
+        found = JoinedOps(batches)
         self._learn()
         calls = OpCalls(found, steps, optimizer_ids)
         nodes = self._find_nodes(found)
         saved = [saved_memory for step in steps for saved_memory in step.saved]
         charges = charge_ops(found, nodes, calls, saved)
+        flops = self._flops.of(found, self._mode.schemas, self._mode.ids.geometries)
         counts = [sum(map(len, step.ops)) for step in steps]
         step = np.repeat(np.array([step.number for step in steps], np.int32), counts)
         tables = {
             "ops": {
-                **self._op_columns(found, step, calls, nodes),
-                "saved_bytes": _null(charges.of_op),
+                **self._op_columns(found, step, calls, nodes, flops),
+                "saved_bytes": null_below_zero(charges.of_op),
             },
             "uses": _use_columns(found, _at_roots(steps)),
-            "tensors": _tensor_columns(found, self._mode.ids, self._leaf_sites(found, sites)),
+            "tensors": _tensor_columns(
+                found, self._mode.ids, self._geometries, self._leaf_sites(found, sites)
+            ),
         }
         alive = [
             (step.number or 0, batch.alive) for step in steps for batch in step.ops if batch.alive is not None
@@ -110,16 +129,7 @@ class OpTables:
         if alive:
             tables["alive"] = alive_columns(alive)
         names = [schema.name for schema in self._mode.schemas]
-        return OpRows(tables, found.events, calls, tables["ops"]["nth"], names, charges)
-
-    def _texts_of(self, arguments: Arguments) -> tuple[str, tuple[str, ...]]:
-        texts = self._texts.get(arguments)
-        if texts is None:
-            if len(self._texts) >= _KEPT or self._letters > _MOST_LETTERS:
-                self._texts, self._letters = {}, 0
-            texts = self._texts[arguments] = arguments.texts()
-            self._letters += len(texts[0])
-        return texts
+        return OpRows(tables, found.events, calls, tables["ops"]["nth"], flops, names, charges)
 
     def _leaf_sites(self, found: JoinedOps, sites: SiteIds) -> npt.NDArray[np.int32]:
         """Returns the site of each tensor whose memory no op has made; -1 for other tensors.
@@ -143,7 +153,10 @@ class OpTables:
         is_view = found.is_output.copy()
         is_view[is_view] = self._schemas.is_view[found.events[found.op_of_tensor[is_view], SCHEMA]]
         is_written = (site < 0) & ~is_view & (found.tensors[:, VERSION] > 0)
-        site[is_written] = [self._kept.get(where, -1) for where in _wheres(found, is_written)]
+        kept = [storage for storage, *_ in self._kept]
+        written = np.flatnonzero(is_written)
+        written = written[np.isin(found.tensors[written, STORAGE], kept)]  # few: a look-up takes 1 us
+        site[written] = [self._kept.get(where, -1) for where in _wheres(found, written)]
         return site
 
     def _learn(self) -> None:
@@ -152,14 +165,10 @@ class OpTables:
         if len(schemas) > len(self._schemas.writes):
             facts = ([getattr(schema, name) for schema in schemas] for name in _SchemaFacts._fields)
             self._schemas = _SchemaFacts(*(np.array(fact, bool) for fact in facts))
-        new = self._mode.ids.geometries[len(self._sizes) :]
+        new = self._mode.ids.geometries[len(self._geometries.size_bytes) :]
         if new:
-            self._sizes = np.append(self._sizes, [geometry.size_bytes for geometry in new])
-            numbers = [
-                geometry.dtype is None or geometry.dtype.is_floating_point or geometry.dtype.is_complex
-                for geometry in new
-            ]
-            self._has_numbers = np.append(self._has_numbers, numbers)
+            found = zip(*map(_facts_of, new), strict=True)
+            self._geometries = _GeometryFacts(*map(np.append, self._geometries, found))
 
     def _are_differentiable(self, found: JoinedOps) -> npt.NDArray[np.bool_]:
         """Returns whether each op may make an autograd node.
@@ -167,7 +176,7 @@ class OpTables:
         Such an op returns floating-point numbers, or writes to an argument.
         """
         schema = found.events[:, SCHEMA]
-        has_numbers = self._has_numbers[found.tensors[:, GEOMETRY]]
+        has_numbers = self._geometries.has_numbers[found.tensors[:, GEOMETRY]]
         returns = np.zeros(len(schema), bool)
         returns[found.op_of_tensor[found.is_output & has_numbers]] = True
         are: npt.NDArray[np.bool_] = self._schemas.is_differentiable[schema] & (
@@ -175,18 +184,16 @@ class OpTables:
         )
         return are
 
-    def _written_bytes(self, found: JoinedOps, sizes: Ints) -> Ints:
+    def _written_bytes(self, found: JoinedOps) -> Ints:
         """Returns the bytes written by ops that return nothing (`_foreach_add_`)."""
+        sizes = self._geometries.size_bytes
         written = np.zeros(len(found.events), np.int64)
         writes = self._schemas.writes[found.events[:, SCHEMA]]
         returns = np.zeros(len(found.events), bool)
         returns[found.op_of_tensor[found.is_output]] = True
         ops = np.flatnonzero(writes & ~returns)
-        for op, (given, _) in zip(ops.tolist(), found.geometries_of(ops), strict=True):
-            argument = found.argument[op]
-            names = {written_argument.name for written_argument in found.arguments[argument].schema.written}
-            is_written = [slot.partition("[")[0] in names for slot in found.texts[argument][1]]
-            written[op] = sizes[given[is_written]].sum()
+        for op, (arguments, given, _) in zip(ops.tolist(), found.keys_of(ops), strict=True):
+            written[op] = sizes[np.frombuffer(given, np.int64)[arguments.shown.is_written]].sum()
         return written
 
     def _find_nodes(self, found: JoinedOps) -> NodesOfOps:
@@ -207,8 +214,10 @@ class OpTables:
         step: npt.NDArray[np.int32],
         calls: OpCalls,
         nodes: NodesOfOps,
+        flops: Ints,
     ) -> Columns:
-        events, schemas, known, sizes = found.events, self._mode.schemas, self._schemas, self._sizes
+        events, schemas, known = found.events, self._mode.schemas, self._schemas
+        sizes = self._geometries.size_bytes
         names = [schema.name for schema in schemas]
         schema = events[:, SCHEMA]
         is_view = known.is_view[schema] & ~found.has_allocated()
@@ -218,23 +227,21 @@ class OpTables:
         return {
             "op_id": events[:, OP],
             "step": step,
-            "call_id": _null(calls.call_id),
-            "phase": _null(calls.phase),
+            "call_id": null_below_zero(calls.call_id),
+            "phase": np.ma.masked_array(calls.phase, calls.phase < 0),
             "name": _dictionary(schema, names),
             "nth": count_before(run_key, schema),
-            "args": _dictionary(found.argument, [template for template, _ in found.texts]),
-            "sequence_nr": _null(nodes.node),
+            "args": _dictionary(found.argument, [shown.template for shown in found.shown]),
+            "sequence_nr": null_below_zero(nodes.node),
             "sequence_thread": np.ma.masked_array(nodes.thread, nodes.node < 0),
-            "forward_op_id": _null(nodes.forward_op),
+            "forward_op_id": null_below_zero(nodes.forward_op),
             "thread": calls.thread,
             "is_view": is_view,
             "start_ns": events[:, START_NS],
             "end_ns": events[:, END_NS],
-            "flops": _null(self._flops.of(found, schemas, self._mode.ids.geometries)),
+            "flops": null_below_zero(flops),
             "bytes_read": np.where(is_view, 0, found.sum_of_uses(sizes)),
-            "bytes_written": np.where(
-                is_view, 0, found.sum_of_outputs(sizes) + self._written_bytes(found, sizes)
-            ),
+            "bytes_written": np.where(is_view, 0, found.sum_of_outputs(sizes) + self._written_bytes(found)),
             "raised": (events[:, FLAGS] & RAISED) != 0,
             **_origin_columns(found, nodes.forward_op),
             "accumulation": _accumulation(found, names),
@@ -263,18 +270,24 @@ def _use_columns(found: JoinedOps, at_roots: Sequence[AtRoot]) -> Columns:
     """Returns the uses of tensors by ops, and then those by outermost calls as arguments and outputs."""
     ops = np.repeat(found.events[:, OP], found.use_counts)
     calls = np.array([at_root.segment.first_id for at_root in at_roots], np.int64)
-    texts = [slots for _, slots in found.texts]
-    slots = [*chain.from_iterable(texts), *(at_root.slot for at_root in at_roots)]
-    ends = np.cumsum([len(text) for text in texts], dtype=np.int64)[found.argument]
+    of_roots = [at_root.slot.encode() for at_root in at_roots]
+    lengths = [
+        *(shown.lengths for shown in found.shown),
+        np.array([len(slot) for slot in of_roots], np.int64),
+    ]
+    slots = from_encoded(
+        np.concatenate(lengths), b"".join([*(shown.slots for shown in found.shown), *of_roots])
+    )
+    ends = np.cumsum([len(shown.lengths) for shown in found.shown], dtype=np.int64)[found.argument]
     behind = found.use_ends - ends  # how much further a use is among all uses than its slot among all slots
     at = np.append(
         np.arange(len(ops)) - np.repeat(behind, found.use_counts),
         np.arange(len(slots) - len(calls), len(slots)),
     )
     return {
-        "consumer_op": _null(np.concatenate([ops, np.full(len(calls), -1, np.int64)])),
-        "consumer_call": _null(np.concatenate([np.full(len(ops), -1, np.int64), calls])),
-        "slot": from_strings(slots).take(from_numpy(at, pa.int64())),
+        "consumer_op": null_below_zero(np.concatenate([ops, np.full(len(calls), -1, np.int64)])),
+        "consumer_call": null_below_zero(np.concatenate([np.full(len(ops), -1, np.int64), calls])),
+        "slot": slots.take(from_numpy(at, pa.int64())),
         "tensor_id": np.append(
             found.used[:, 0], np.array([at_root.tensor_id for at_root in at_roots], np.int64)
         ),
@@ -288,7 +301,9 @@ def _at_roots(steps: Sequence[Step]) -> list[AtRoot]:
     return [at_root for at_root in found if at_root.segment in written]
 
 
-def _tensor_columns(found: JoinedOps, ids: TensorIds, site: npt.NDArray[np.int32]) -> Columns:
+def _tensor_columns(
+    found: JoinedOps, ids: TensorIds, facts: _GeometryFacts, site: npt.NDArray[np.int32]
+) -> Columns:
     rows, geometries = found.tensors, ids.geometries
     storage, version, offset, geometry, device, producer, slot, bits = rows.T
     known, position = number_used(geometry, len(geometries))
@@ -300,19 +315,19 @@ def _tensor_columns(found: JoinedOps, ids: TensorIds, site: npt.NDArray[np.int32
     )
     return {
         "tensor_id": found.tensor_ids,
-        "site_id": _null(site),
+        "site_id": null_below_zero(site),
         "shape": from_list(shapes, _SIZES).take(at),
         "stride": from_list(strides, _SIZES).take(at),
         "offset": offset,
-        "conj": np.array([shown_geometry.conj for shown_geometry in shown], bool)[position],
-        "neg": np.array([shown_geometry.neg for shown_geometry in shown], bool)[position],
+        "conj": facts.conj[geometry],
+        "neg": facts.neg[geometry],
         "dtype": _dictionary(position, [_short_name(shown_geometry.dtype) for shown_geometry in shown]),
         "device": _dictionary(device, [_short_name(met) for met in ids.devices]),
         "layout": _dictionary(position, [_short_name(shown_geometry.layout) for shown_geometry in shown]),
         "requires_grad": (bits & REQUIRES_GRAD) != 0,
-        "storage": _null(storage),
+        "storage": null_below_zero(storage),
         "version": np.ma.masked_array(version, storage < 0),
-        "producer_op": _null(producer),
+        "producer_op": null_below_zero(producer),
         "slot": from_strings(ids.slots).take(from_numpy(slot, pa.int64())),
         "note": _dictionary(position, [shown_geometry.note for shown_geometry in shown]),
     }
@@ -334,10 +349,6 @@ def _whole(sizes: Sequence[Any]) -> tuple[int, ...]:
     return tuple(size if isinstance(size, int) else -1 for size in sizes)
 
 
-def _null(values: Any) -> Any:
-    return np.ma.masked_array(values, values < 0)
-
-
 def _dictionary(codes: Ints, texts: Sequence[str | None]) -> pa.DictionaryArray:
     """Returns a column of texts, null for None. Only those that are used are kept; `texts` may hold one twice."""
     used, back = number_used(codes, len(texts))
@@ -347,7 +358,7 @@ def _dictionary(codes: Ints, texts: Sequence[str | None]) -> pa.DictionaryArray:
         for text in map(texts.__getitem__, used)
     ]
     column = np.array(new, np.int32)[back]
-    return pa.DictionaryArray.from_arrays(from_numpy(_null(column), pa.int32()), from_strings([*numbers]))
+    return pa.DictionaryArray.from_arrays(null_below_zero(column), from_strings([*numbers]))
 
 
 _NO_TEXT = -1

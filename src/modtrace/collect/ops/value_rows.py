@@ -33,15 +33,19 @@ class OpSites(NamedTuple):
     call_nth: Ints
 
 
-def read_values(steps: Iterable[Step], ops: OpSites, sites: SiteIds) -> Iterator[ValuePart]:
+def read_values(
+    steps: Iterable[Step], calls: CallTable | None, ops: OpRows, sites: SiteIds
+) -> Iterator[ValuePart]:
     """Yields the rows of the measurements of the ops in each step."""
+    where: OpSites | None = None
     for step in steps:
         for batch in step.ops:
             if batch.measured is not None:
-                yield _read(batch.measured, batch.leaves, step.number or 0, ops, sites)
+                where = where or _op_sites(calls, ops)
+                yield _read(batch.measured, batch.leaves, step.number or 0, where, sites)
 
 
-def op_sites(calls: CallTable | None, ops: OpRows) -> OpSites:
+def _op_sites(calls: CallTable | None, ops: OpRows) -> OpSites:
     """Returns where ops ran, for the rows of their measurements."""
     op_id = np.asarray(ops.tables["ops"]["op_id"])
     order = np.argsort(op_id, kind="stable")

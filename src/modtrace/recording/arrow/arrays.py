@@ -157,6 +157,11 @@ def from_strings(values: Sequence[str | None]) -> pa.Array:
     return _from_bytes(pa.string(), values, [b"" if text is None else text.encode() for text in values])
 
 
+def from_encoded(lengths: npt.NDArray[np.int64], encoded: bytes) -> pa.Array:
+    """Returns an array of strings of these lengths, given one behind the other as UTF-8."""
+    return pa.Array.from_buffers(pa.string(), len(lengths), [None, _offsets(lengths), pa.py_buffer(encoded)])
+
+
 def to_dictionary(values: Sequence[str | None], wanted: pa.DictionaryType) -> pa.Array:
     """Returns a dictionary array whose dictionary is in the order of first occurrence; None is null."""
     codes: dict[str, int] = {}
@@ -208,7 +213,7 @@ def _masked(values: Sequence[Any]) -> npt.NDArray[Any]:
 
 
 def _from_bytes(kind: pa.DataType, values: Sequence[Any], encoded: Sequence[bytes]) -> pa.Array:
-    buffers = [_valid(values), _offsets(encoded), pa.py_buffer(b"".join(encoded))]
+    buffers = [_valid(values), _offsets([*map(len, encoded)]), pa.py_buffer(b"".join(encoded))]
     return pa.Array.from_buffers(kind, len(encoded), buffers)
 
 
@@ -219,7 +224,8 @@ def _from_lists(values: Sequence[Sequence[Any] | None], wanted: pa.ListType) -> 
         flat = from_numpy(np.concatenate(arrays), wanted.value_type)  # 10 ns a number, not 190
     else:
         flat = from_list(list(chain.from_iterable(lists)), wanted.value_type)
-    return pa.Array.from_buffers(wanted, len(lists), [_valid(values), _offsets(lists)], children=[flat])
+    offsets = _offsets([*map(len, lists)])
+    return pa.Array.from_buffers(wanted, len(lists), [_valid(values), offsets], children=[flat])
 
 
 def _valid(values: Sequence[Any]) -> pa.Buffer | None:
@@ -227,10 +233,10 @@ def _valid(values: Sequence[Any]) -> pa.Buffer | None:
     return None if all(valid) else pa.py_buffer(_packed(np.array(valid)))
 
 
-def _offsets(parts: Sequence[Sequence[Any]]) -> pa.Buffer:
+def _offsets(lengths: Sequence[int] | npt.NDArray[np.int64]) -> pa.Buffer:
     """Returns the offset of each part in the concatenation of all parts, and the end of the last one."""
-    offsets = np.zeros(len(parts) + 1, np.int64)
-    np.cumsum([len(part) for part in parts], out=offsets[1:])
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
     if offsets[-1] > _MOST:
         raise ValueError(f"{offsets[-1]} bytes or elements in one batch; {_MOST} fit")
     return pa.py_buffer(offsets.astype(np.int32))

@@ -50,7 +50,7 @@ def check_rows(table: str, columns: Mapping[str, Any]) -> tuple[dict[str, pa.Arr
     faults: list[str] = []
     fields = schema(table)
     try:
-        converted = to_columns(table, columns)
+        converted: dict[str, pa.Array] = to_columns(table, columns)
     except ValueError as error:
         if not columns or not columns.keys() <= {*fields.names}:
             raise
