@@ -22,17 +22,19 @@ class CallTable:
     def __init__(self, batches: Sequence[Columns]) -> None:
         self._batches = batches
         call_id = np.concatenate([np.asarray(batch["call_id"], np.int64) for batch in batches])
-        self._order = np.argsort(call_id, kind="stable")
-        self._sorted = call_id[self._order]
         self.size = len(call_id)
+        self._first = int(call_id.min())
+        # Ids are dense, but for those of calls that are still open. A binary search takes 30 ns an op.
+        self._rows = np.full(int(call_id.max()) - self._first + 2, -1)
+        self._rows[call_id - self._first] = np.arange(self.size)
         self.module_id = self._column("module_id")
         self.nth = self._column("nth")
         self._parents = self.rows_of(self._column("parent_call_id"))
 
     def rows_of(self, call_id: Ints) -> Ints:
         """Returns the row of each call; -1 if the call is not in these batches."""
-        at = np.minimum(np.searchsorted(self._sorted, call_id), self.size - 1)
-        rows: Ints = np.where(self._sorted[at] == call_id, self._order[at], -1)
+        at = call_id - self._first
+        rows: Ints = self._rows[np.where((at >= 0) & (at < len(self._rows)), at, -1)]
         return rows
 
     def innermost_first(self) -> _InnerFirst:
@@ -60,20 +62,48 @@ class CallTable:
 
 def add_costs(calls: CallTable, ops: OpRows) -> None:
     """Adds the columns `flops`, `allocated_bytes`, `peak_bytes` and `saved_bytes` to the calls."""
-    rows = calls.rows_of(ops.calls.call_id)
-    here = rows >= 0
-    flops = ops.flops[here]
+    runs = _Runs(calls.rows_of(ops.calls.call_id))
     sums = _Sums(calls.size)
-    sums.add("flops", rows[here], np.maximum(flops, 0), flops == UNKNOWN)
-    sums.add("allocated_bytes", rows[here], ops.events[here, ALLOCATED])
+    sums.add("flops", runs.rows, runs.sum(np.maximum(ops.flops, 0)), runs.any(ops.flops == UNKNOWN))
+    sums.add("allocated_bytes", runs.rows, runs.sum(ops.events[:, ALLOCATED]))
     charges = ops.charges
     charged = calls.rows_of(charges.call_id)
     kept = charges.size_bytes[charged >= 0]
     sums.add("saved_bytes", charged[charged >= 0], np.maximum(kept, 0), kept == UNKNOWN)
-    sums.mark_unknown("saved_bytes", rows[here & charges.is_unseen])
-    peak = _Peaks(calls.size, rows[here], ops.events[here][:, [LIVE_BEFORE, LIVE_AFTER]])
+    sums.mark_unknown("saved_bytes", runs.rows[runs.any(charges.is_unseen)])
+    before, after = (ops.events[:, column] for column in (LIVE_BEFORE, LIVE_AFTER))
+    peak = _Peaks(calls.size, runs.rows, runs.first(before), runs.max(after))
     inner_first = calls.innermost_first()
     calls.add({**sums.columns(inner_first), "peak_bytes": peak.column(inner_first)})
+
+
+class _Runs:
+    """The runs of consecutive ops of one call, which are reduced before their calls are looked at one by one."""
+
+    def __init__(self, row_of_op: Ints) -> None:
+        """Finds the runs; of ops whose call has no row, there are none."""
+        firsts = np.flatnonzero(np.diff(row_of_op, prepend=-2))
+        self._firsts, self._kept = firsts, row_of_op[firsts] >= 0
+        self.rows: Ints = self.first(row_of_op)  # of the call of each run
+
+    def first(self, values: Ints) -> Ints:
+        """Returns the value of the first op of each run."""
+        return values[self._firsts[self._kept]]
+
+    def sum(self, values: Ints) -> Ints:
+        """Returns the sum of each run."""
+        return self._reduce(np.add, values)
+
+    def max(self, values: Ints) -> Ints:
+        """Returns the maximum of each run."""
+        return self._reduce(np.maximum, values)
+
+    def any(self, values: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """Returns whether a value is true in each run."""
+        return self._reduce(np.logical_or, values)
+
+    def _reduce(self, function: np.ufunc, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return function.reduceat(values, self._firsts)[self._kept] if len(values) else values
 
 
 class _Sums:
@@ -108,12 +138,12 @@ class _Sums:
 class _Peaks:
     """The peak memory of the outputs of ops in each call, in bytes, above what lived before the call's first op."""
 
-    def __init__(self, size: int, rows: Ints, live: Ints) -> None:
+    def __init__(self, size: int, rows: Ints, before: Ints, after: Ints) -> None:
         self._most = np.full(size, -1, np.int64)
-        np.maximum.at(self._most, rows, live[:, 1])
-        self._first = np.full(size, len(live), np.int64)  # op in each call
-        np.minimum.at(self._first, rows, np.arange(len(live)))
-        self._before = np.append(live[:, 0], 0)
+        np.maximum.at(self._most, rows, after)
+        self._first = np.full(size, len(rows), np.int64)  # run in each call
+        self._first[rows[::-1]] = np.arange(len(rows))[::-1]
+        self._before = np.append(before, 0)
 
     def column(self, inner_first: _InnerFirst) -> Any:
         """Returns the peaks, each with the calls inside."""

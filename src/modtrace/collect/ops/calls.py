@@ -55,17 +55,15 @@ class OpCalls:
     def _fill_backward(self, owners: NodeOwners, runs: list[tuple[int, int, Backward]]) -> None:
         """Sets phase and call of the backward ops whose autograd nodes were made on one thread."""
         keys = owners.of_segment << 32 | (owners.index + 1)
-        known: dict[tuple[Backward, int], int] = {}
         done = 0
         for begin, end, backward in runs:
             self.phase[begin:end] = PHASE_CODE[BACKWARD]
-            here = keys[done : done + end - begin].tolist()
+            here = keys[done : done + end - begin]
             done += end - begin
-            for key in {*here}:
-                if (backward, key) not in known:
-                    segment = owners.segments[key >> 32]
-                    known[backward, key] = self._backward_row(backward, segment, (key & 0xFFFFFFFF) - 1)
-            self.call_id[begin:end] = [known[backward, key] for key in here]
+            firsts = np.flatnonzero(np.diff(here, prepend=-1))  # of the consecutive ops of a call
+            calls = [(owners.segments[key >> 32], (key & 0xFFFFFFFF) - 1) for key in here[firsts].tolist()]
+            ids = [self._backward_row(backward, *call) for call in calls]
+            self.call_id[begin:end] = np.repeat(ids, np.diff(firsts, append=len(here)))
 
     def _fill_found(self, where: Location, phase: str, run: OpRun, rows: slice) -> None:
         """Sets what was looked up when the op ran, because it cannot be looked up later."""

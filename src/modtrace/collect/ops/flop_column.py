@@ -32,16 +32,16 @@ class OpFlops:
         """Returns the floating-point operations of each op; UNKNOWN where they are not known."""
         flops = np.zeros(len(found.events), np.int64)
         ops = np.flatnonzero(self._are_counted(schemas)[found.events[:, SCHEMA]])
-        known = self._known if len(self._known) < _KEPT else {}
-        counts = []
-        for key in found.keys_of(ops):
-            count = known.get(key)
+        keys = found.keys_of(ops)
+        if len(self._known) >= _KEPT:
+            self._known = {}
+        counts = [*map(self._known.get, keys)]
+        for at, count in enumerate(counts):
             if count is None:
-                sides = ([geometries[at] for at in np.frombuffer(side, np.int64)] for side in key[1:])
-                count = known[key] = _count(key[0], *sides)
-            counts.append(count)
+                arguments, *sides = keys[at]
+                shown = ([geometries[number] for number in np.frombuffer(side, np.int64)] for side in sides)
+                counts[at] = self._known[keys[at]] = _count(arguments, *shown)
         flops[ops] = counts
-        self._known = known
         return flops
 
     def _are_counted(self, schemas: Sequence[OpSchema]) -> npt.NDArray[np.bool_]:

@@ -1,6 +1,6 @@
 """Joins batches of ops, with what each op used and returned."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -97,8 +97,8 @@ class JoinedOps:
         total = _sums(np.where(self.is_output, sizes[self.tensors[:, GEOMETRY]], 0))
         return np.diff(total[self.tensor_ends], prepend=0)
 
-    def keys_of(self, ops: Ints) -> Iterator[tuple[Arguments, bytes, bytes]]:
-        """Yields for each of these ops its arguments, and the geometries of its inputs and of its outputs as bytes.
+    def keys_of(self, ops: Ints) -> list[tuple[Arguments, bytes, bytes]]:
+        """Returns for each of these ops its arguments, and the geometries of its inputs and of its outputs as bytes.
 
         Such keys are equal for ops that differ in nothing but what their tensors hold.
         """
@@ -106,10 +106,10 @@ class JoinedOps:
         returned = self.tensors[self.is_output, GEOMETRY].tobytes()
         outputs = _sums(self.is_output)[np.append(0, self.tensor_ends)]  # before each op
         ends = self.use_ends[ops]
-        bounds = (ends - self.use_counts[ops], ends, outputs[ops], outputs[ops + 1])
-        of_ops = zip(self.argument[ops].tolist(), *((8 * bound).tolist() for bound in bounds), strict=True)
-        for argument, *(first_use, last_use, first_output, last_output) in of_ops:
-            yield self.arguments[argument], used[first_use:last_use], returned[first_output:last_output]
+        arguments = map(self.arguments.__getitem__, self.argument[ops].tolist())
+        sides = (used, ends - self.use_counts[ops], ends), (returned, outputs[ops], outputs[ops + 1])
+        parts = (map(side.__getitem__, map(slice, *_bytes_of(bounds))) for side, *bounds in sides)
+        return [*zip(arguments, *parts, strict=True)]
 
     def first_use(self, op: int) -> int:
         """Returns the first input tensor of an op; -1 if it has none."""
@@ -139,6 +139,10 @@ def number_used(codes: Ints, count: int) -> tuple[Ints, Ints]:
     is_used = np.zeros(count, bool)
     is_used[codes] = True
     return np.flatnonzero(is_used), (np.cumsum(is_used) - 1)[codes]
+
+
+def _bytes_of(bounds: Sequence[Ints]) -> list[list[int]]:
+    return [(bound * 8).tolist() for bound in bounds]
 
 
 def _sums(numbers: npt.NDArray[Any]) -> Ints:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from copy import copy
-from itertools import compress
+from itertools import chain, compress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from ...recording.arrow.arrays import from_encoded, from_list, from_numpy, from_strings, null_below_zero
+from ...recording.arrow.arrays import from_encoded, from_numpy, from_parts, from_strings, null_below_zero
 from ...recording.role import BUFFER, LEAF, PARAMETER
 from ..log.nesting import Ints
 from ..steps.call_rows import count_before
@@ -38,7 +38,6 @@ from .nodes import NodesOfOps, OpNodes
 
 Columns = dict[str, Any]
 
-_SIZES = pa.list_(pa.int64())
 _WHERE = [STORAGE, OFFSET, GEOMETRY]
 
 
@@ -308,7 +307,6 @@ def _tensor_columns(
     storage, version, offset, geometry, device, producer, slot, bits = rows.T
     known, position = number_used(geometry, len(geometries))
     shown = [geometries[at] for at in known.tolist()]
-    at = from_numpy(position, pa.int64())
     shapes, strides = (
         [_whole(shown_geometry.shape) for shown_geometry in shown],
         [_whole(shown_geometry.stride or ()) for shown_geometry in shown],
@@ -316,8 +314,8 @@ def _tensor_columns(
     return {
         "tensor_id": found.tensor_ids,
         "site_id": null_below_zero(site),
-        "shape": from_list(shapes, _SIZES).take(at),
-        "stride": from_list(strides, _SIZES).take(at),
+        "shape": _lists(shapes, position),
+        "stride": _lists(strides, position),
         "offset": offset,
         "conj": facts.conj[geometry],
         "neg": facts.neg[geometry],
@@ -344,6 +342,16 @@ def _accumulation(found: JoinedOps, names: Sequence[str]) -> Any:
     return np.ma.masked_array(adds, ((flags & (ADDING | NOT_ADDING)) == 0) & ~accumulates)
 
 
+def _lists(values: Sequence[tuple[int, ...]], codes: Ints) -> pa.Array:
+    """Returns a column of lists, in a fifth of the time of Arrow's `take`, and of numpy's where it is asked by `[]`."""
+    lengths = np.array([len(value) for value in values], np.int64)
+    is_part = np.arange(lengths.max(initial=0)) < lengths[:, None]
+    padded = np.zeros(is_part.shape, np.int64)
+    padded[is_part] = [*chain.from_iterable(values)]
+    flat = np.compress(is_part.take(codes, axis=0).ravel(), padded.take(codes, axis=0).ravel())
+    return from_parts(lengths[codes], flat)
+
+
 def _whole(sizes: Sequence[Any]) -> tuple[int, ...]:
     """Returns sizes as integers; -1 for a symbol, which is the varying length of a nested tensor."""
     return tuple(size if isinstance(size, int) else -1 for size in sizes)
@@ -351,13 +359,15 @@ def _whole(sizes: Sequence[Any]) -> tuple[int, ...]:
 
 def _dictionary(codes: Ints, texts: Sequence[str | None]) -> pa.DictionaryArray:
     """Returns a column of texts, null for None. Only those that are used are kept; `texts` may hold one twice."""
-    used, back = number_used(codes, len(texts))
+    is_used = np.zeros(len(texts), bool)
+    is_used[codes] = True
     numbers: dict[str, int] = {}
-    new = [
-        _NO_TEXT if text is None else numbers.setdefault(text, len(numbers))
-        for text in map(texts.__getitem__, used)
-    ]
-    column = np.array(new, np.int32)[back]
+    new = np.full(len(texts), _NO_TEXT, np.int32)
+    for code in np.flatnonzero(is_used).tolist():
+        text = texts[code]
+        if text is not None:
+            new[code] = numbers.setdefault(text, len(numbers))
+    column = new[codes]
     return pa.DictionaryArray.from_arrays(null_below_zero(column), from_strings([*numbers]))
 
 

@@ -177,6 +177,13 @@ def from_rows(values: npt.NDArray[Any], wanted: pa.ListType) -> pa.Array:
     return pa.Array.from_buffers(wanted, rows, [None, offsets], children=[flat])
 
 
+def from_parts(lengths: npt.NDArray[np.int64], flat: npt.NDArray[Any]) -> pa.Array:
+    """Returns an array of lists of these lengths, given one behind the other."""
+    inside = from_numpy(flat)
+    offsets = _offsets(lengths)
+    return pa.Array.from_buffers(pa.list_(inside.type), len(lengths), [None, offsets], children=[inside])
+
+
 def to_numpy(column: pa.Array | pa.ChunkedArray, *, null: Any = -1) -> npt.NDArray[Any]:
     """Returns numbers or bools as numpy, with `null` in place of nulls, and without copying if that is possible."""
     chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
