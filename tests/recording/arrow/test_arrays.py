@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modtrace.recording.arrow.arrays import absent_column, from_list, from_numpy, to_numpy
+from modtrace.recording.arrow.arrays import (
+    absent_column,
+    from_codes,
+    from_encoded,
+    from_list,
+    from_numpy,
+    from_parts,
+    null_below_zero,
+    to_numpy,
+)
 from modtrace.recording.schema import schema, schemas
 
 LISTS = [
@@ -147,3 +156,45 @@ def test_absent_columns_share_their_buffer() -> None:
     columns = [absent_column(pa.field("flops", pa.int64()), rows) for rows in range(0, 5000, 7)]
     assert len({column.buffers()[1].address for column in columns}) == 1
     assert pa.total_allocated_bytes() == before
+
+
+@pytest.mark.parametrize("wanted", [pa.int8(), pa.int32(), pa.uint64(), pa.int64()], ids=str)
+@given(values=st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(-200, 200), max_size=20))
+def test_integers_become_those_of_another_type_as_arrow_casts_them(
+    wanted: pa.DataType, values: list[int]
+) -> None:
+    given_array, plain = np.array(values, np.int64), pa.array(values, pa.int64())
+    try:
+        expected = plain.cast(wanted)
+    except pa.ArrowInvalid:
+        with pytest.raises(pa.ArrowInvalid):
+            from_numpy(given_array, wanted)
+    else:
+        assert from_numpy(given_array, wanted).equals(expected)
+
+
+@given(values=st.lists(st.integers(-3, 300), max_size=20))
+def test_integers_are_null_below_zero(values: list[int]) -> None:
+    array = null_below_zero(np.array(values, np.int64), pa.int32())
+    array.validate(full=True)
+    assert array.type == pa.int32()
+    assert array.to_pylist() == [None if value < 0 else value for value in values]
+
+
+def test_codes_of_texts_become_a_dictionary_of_those_that_are_used() -> None:
+    array = from_codes(np.array([4, 1, 2, 4, 0]), ["b", "a", None, "unused", "a"])
+    array.validate(full=True)
+    assert array.to_pylist() == ["a", "a", None, "a", "b"]
+    assert array.dictionary.to_pylist() == ["b", "a"]
+
+
+@given(texts=st.lists(st.text(max_size=3), max_size=9))
+def test_strings_and_lists_are_made_of_their_lengths_and_parts(texts: list[str]) -> None:
+    encoded = [text.encode() for text in texts]
+    lengths = np.array([len(text) for text in encoded], np.int64)
+    strings = from_encoded(lengths, b"".join(encoded))
+    lists = from_parts(lengths, np.frombuffer(b"".join(encoded), np.uint8).astype(np.int64))
+    for array in (strings, lists):
+        array.validate(full=True)
+    assert strings.to_pylist() == texts
+    assert lists.to_pylist() == [[*text] for text in encoded]

@@ -21,7 +21,7 @@ from helpers.typed_rows import Columns, calls_of, columns_of, same
 from modtrace.collect.ops import rows as op_rows
 from modtrace.recording.arrow.batches import to_batch
 from modtrace.recording.arrow.checked_sink import CheckedSink
-from modtrace.recording.arrow.table_rules import find_fault
+from modtrace.recording.arrow.table_rules import find_fault, is_surely_right
 from modtrace.recording.failure_reporter import FailureReporter
 from modtrace.recording.in_memory.recording import MemoryRecording
 from modtrace.recording.protocols import Sink
@@ -126,6 +126,19 @@ def test_what_is_written_is_what_readers_accept_of_it(case):
             if table in ("calls", "modules"):
                 row.pop("parent_call_id" if table == "calls" else "parent_id")  # of a circle
     assert same(found, wanted)
+
+
+@settings(max_examples=30 * FUZZ, deadline=None)
+@given(case=damaged())
+def test_quick_look_accepts_nothing_that_readers_refuse(case):
+    table, good, bad = case
+    for columns in (good, bad):
+        try:
+            batch = to_batch(table, columns)
+        except ValueError:
+            continue
+        if is_surely_right(table, dict(zip(batch.schema.names, batch.columns, strict=True))):
+            assert find_fault(table, pa.Table.from_batches([batch])) is None
 
 
 def make_sinks(folder: Path) -> dict[str, tuple[Sink, Any]]:

@@ -35,13 +35,11 @@ class OpFlops:
         keys = found.keys_of(ops)
         if len(self._known) >= _KEPT:
             self._known = {}
-        counts = [*map(self._known.get, keys)]
-        for at, count in enumerate(counts):
-            if count is None:
-                arguments, *sides = keys[at]
-                shown = ([geometries[number] for number in np.frombuffer(side, np.int64)] for side in sides)
-                counts[at] = self._known[keys[at]] = _count(arguments, *shown)
-        flops[ops] = counts
+        for key in {*keys} - self._known.keys():
+            arguments, *sides = key
+            shown = ([geometries[number] for number in np.frombuffer(side, np.int64)] for side in sides)
+            self._known[key] = _count(arguments, *shown)
+        flops[ops] = [self._known[key] for key in keys]
         return flops
 
     def _are_counted(self, schemas: Sequence[OpSchema]) -> npt.NDArray[np.bool_]:

@@ -2,15 +2,14 @@
 
 from collections.abc import Iterable, Sequence
 from copy import copy
-from itertools import chain, compress
+from itertools import compress
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import torch
 
-from ...recording.arrow.arrays import from_encoded, from_numpy, from_parts, from_strings, null_below_zero
+from ...recording.arrow.arrays import from_codes, from_encoded, from_numpy, null_below_zero
 from ...recording.role import BUFFER, LEAF, PARAMETER
 from ..log.nesting import Ints
 from ..steps.call_rows import count_before
@@ -19,11 +18,8 @@ from ..tensor_ids.tensor_ids import (
     GEOMETRY,
     NO_TENSOR,
     OFFSET,
-    REQUIRES_GRAD,
     STORAGE,
     VERSION,
-    Geometry,
-    TensorIds,
 )
 from ..values.sites import SiteIds
 from .alive import alive_columns
@@ -32,9 +28,10 @@ from .boundary import AtRoot
 from .calls import OpCalls
 from .charges import Charges, charge_ops
 from .flop_column import OpFlops
-from .joined import JoinedOps, number_used
+from .joined import JoinedOps
 from .mode import ACCUMULATES, ADDING, END_NS, FLAGS, NOT_ADDING, OP, RAISED, SCHEMA, START_NS, OpMode
 from .nodes import NodesOfOps, OpNodes
+from .tensor_columns import GeometryFacts, tensor_columns
 
 Columns = dict[str, Any]
 
@@ -61,21 +58,6 @@ class _SchemaFacts(NamedTuple):
     is_differentiable: npt.NDArray[np.bool_]
 
 
-class _GeometryFacts(NamedTuple):
-    """Properties of tensors, by number of geometry."""
-
-    size_bytes: Ints
-    has_numbers: npt.NDArray[np.bool_]  # they are floating-point or complex
-    conj: npt.NDArray[np.bool_]
-    neg: npt.NDArray[np.bool_]
-
-
-def _facts_of(geometry: Geometry) -> tuple[int, bool, bool, bool]:
-    dtype = geometry.dtype
-    has_numbers = dtype is None or dtype.is_floating_point or dtype.is_complex
-    return geometry.size_bytes, has_numbers, geometry.conj, geometry.neg
-
-
 class OpTables:
     """Makes rows of ops, and remembers what they have in common from step to step."""
 
@@ -86,7 +68,7 @@ class OpTables:
         #: Sites of parameters and buffers, by what they show of which storage.
         self._kept: dict[tuple[int, ...], int] = {}
         self._schemas = _SchemaFacts(*(np.zeros(0, bool) for _ in range(3)))
-        self._geometries = _GeometryFacts(*(np.zeros(0, kind) for kind in (np.int64, bool, bool, bool)))
+        self._geometries = GeometryFacts()
 
     def copy(self) -> "OpTables":
         """Returns tables that go on from here, and leave these as they are."""
@@ -118,7 +100,7 @@ class OpTables:
                 "saved_bytes": null_below_zero(charges.of_op),
             },
             "uses": _use_columns(found, _at_roots(steps)),
-            "tensors": _tensor_columns(
+            "tensors": tensor_columns(
                 found, self._mode.ids, self._geometries, self._leaf_sites(found, sites)
             ),
         }
@@ -164,10 +146,7 @@ class OpTables:
         if len(schemas) > len(self._schemas.writes):
             facts = ([getattr(schema, name) for schema in schemas] for name in _SchemaFacts._fields)
             self._schemas = _SchemaFacts(*(np.array(fact, bool) for fact in facts))
-        new = self._mode.ids.geometries[len(self._geometries.size_bytes) :]
-        if new:
-            found = zip(*map(_facts_of, new), strict=True)
-            self._geometries = _GeometryFacts(*map(np.append, self._geometries, found))
+        self._geometries = self._geometries.with_new(self._mode.ids.geometries)
 
     def _are_differentiable(self, found: JoinedOps) -> npt.NDArray[np.bool_]:
         """Returns whether each op may make an autograd node.
@@ -228,9 +207,9 @@ class OpTables:
             "step": step,
             "call_id": null_below_zero(calls.call_id),
             "phase": np.ma.masked_array(calls.phase, calls.phase < 0),
-            "name": _dictionary(schema, names),
+            "name": from_codes(schema, names),
             "nth": count_before(run_key, schema),
-            "args": _dictionary(found.argument, [shown.template for shown in found.shown]),
+            "args": from_codes(found.argument, [shown.template for shown in found.shown]),
             "sequence_nr": null_below_zero(nodes.node),
             "sequence_thread": np.ma.masked_array(nodes.thread, nodes.node < 0),
             "forward_op_id": null_below_zero(nodes.forward_op),
@@ -300,37 +279,6 @@ def _at_roots(steps: Sequence[Step]) -> list[AtRoot]:
     return [at_root for at_root in found if at_root.segment in written]
 
 
-def _tensor_columns(
-    found: JoinedOps, ids: TensorIds, facts: _GeometryFacts, site: npt.NDArray[np.int32]
-) -> Columns:
-    rows, geometries = found.tensors, ids.geometries
-    storage, version, offset, geometry, device, producer, slot, bits = rows.T
-    known, position = number_used(geometry, len(geometries))
-    shown = [geometries[at] for at in known.tolist()]
-    shapes, strides = (
-        [_whole(shown_geometry.shape) for shown_geometry in shown],
-        [_whole(shown_geometry.stride or ()) for shown_geometry in shown],
-    )
-    return {
-        "tensor_id": found.tensor_ids,
-        "site_id": null_below_zero(site),
-        "shape": _lists(shapes, position),
-        "stride": _lists(strides, position),
-        "offset": offset,
-        "conj": facts.conj[geometry],
-        "neg": facts.neg[geometry],
-        "dtype": _dictionary(position, [_short_name(shown_geometry.dtype) for shown_geometry in shown]),
-        "device": _dictionary(device, [_short_name(met) for met in ids.devices]),
-        "layout": _dictionary(position, [_short_name(shown_geometry.layout) for shown_geometry in shown]),
-        "requires_grad": (bits & REQUIRES_GRAD) != 0,
-        "storage": null_below_zero(storage),
-        "version": np.ma.masked_array(version, storage < 0),
-        "producer_op": null_below_zero(producer),
-        "slot": from_strings(ids.slots).take(from_numpy(slot, pa.int64())),
-        "note": _dictionary(position, [shown_geometry.note for shown_geometry in shown]),
-    }
-
-
 def _accumulation(found: JoinedOps, names: Sequence[str]) -> Any:
     """Returns whether each op is a sum of gradients by the engine; masked where this is not known."""
     flags = found.events[:, FLAGS]
@@ -340,42 +288,6 @@ def _accumulation(found: JoinedOps, names: Sequence[str]) -> Any:
     of_tensors = is_addition[found.events[:, SCHEMA]] & has_two_tensors
     adds = ((flags & ADDING) != 0) | (accumulates & of_tensors)
     return np.ma.masked_array(adds, ((flags & (ADDING | NOT_ADDING)) == 0) & ~accumulates)
-
-
-def _lists(values: Sequence[tuple[int, ...]], codes: Ints) -> pa.Array:
-    """Returns a column of lists, in a fifth of the time of Arrow's `take`, and of numpy's where it is asked by `[]`."""
-    lengths = np.array([len(value) for value in values], np.int64)
-    is_part = np.arange(lengths.max(initial=0)) < lengths[:, None]
-    padded = np.zeros(is_part.shape, np.int64)
-    padded[is_part] = [*chain.from_iterable(values)]
-    flat = np.compress(is_part.take(codes, axis=0).ravel(), padded.take(codes, axis=0).ravel())
-    return from_parts(lengths[codes], flat)
-
-
-def _whole(sizes: Sequence[Any]) -> tuple[int, ...]:
-    """Returns sizes as integers; -1 for a symbol, which is the varying length of a nested tensor."""
-    return tuple(size if isinstance(size, int) else -1 for size in sizes)
-
-
-def _dictionary(codes: Ints, texts: Sequence[str | None]) -> pa.DictionaryArray:
-    """Returns a column of texts, null for None. Only those that are used are kept; `texts` may hold one twice."""
-    is_used = np.zeros(len(texts), bool)
-    is_used[codes] = True
-    numbers: dict[str, int] = {}
-    new = np.full(len(texts), _NO_TEXT, np.int32)
-    for code in np.flatnonzero(is_used).tolist():
-        text = texts[code]
-        if text is not None:
-            new[code] = numbers.setdefault(text, len(numbers))
-    column = new[codes]
-    return pa.DictionaryArray.from_arrays(null_below_zero(column), from_strings([*numbers]))
-
-
-_NO_TEXT = -1
-
-
-def _short_name(value: torch.dtype | torch.layout | torch.device | None) -> str | None:
-    return None if value is None else str(value).removeprefix("torch.")
 
 
 #: Columns of `ops` that a run has too.

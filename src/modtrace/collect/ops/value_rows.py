@@ -7,13 +7,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ...recording.phase import FORWARD, PHASE_CODE
-from ...recording.role import OP_OUTPUT
 from ..log.nesting import Ints
 from ..steps.step import Step
 from ..tensor_ids.tensor_ids import NO_OP
 from ..values.measured import columns_of
 from ..values.rows import ValuePart
-from ..values.sites import SiteIds, SiteName
+from ..values.sites import SiteIds
 from .call_costs import CallTable
 from .leaves import Leaf
 from .mode import SCHEMA
@@ -68,20 +67,20 @@ def _read(
     The row of a leaf names the op that read the leaf first, if there is one.
     """
     samples, op_ids, wheres, masks = columns_of(measured.sites, measured.width)
-    by_number = {leaf.tensor_id: leaf for leaf in leaves}
     op_id = np.array(op_ids, np.int64)
     at = np.where(op_id == NO_OP, len(ops.op_id), np.searchsorted(ops.op_id, op_id))
     phase = np.append(ops.phase, np.int8(PHASE_CODE[FORWARD]))[at]
-    module_id, nth, call_id = (
-        np.append(column, -1)[at] for column in (ops.module_id, ops.call_nth, ops.call_id)
+    module_id, nth, call_id, nth_of_op = (
+        np.append(column, -1)[at] for column in (ops.module_id, ops.call_nth, ops.call_id, ops.nth)
     )
-    named: list[SiteName] = []
-    for row, (op, where) in enumerate(zip(at.tolist(), wheres, strict=True)):
-        leaf = by_number.get(where)
-        if leaf is None:
-            named.append((OP_OUTPUT, where, ops.name[op], int(ops.nth[op])))
-        else:
-            named.append((leaf.role, leaf.slot, None, -1))
-            module_id[row], nth[row] = -1 if leaf.owner is None else leaf.owner.module_id, -1
-    numbers = sites.names(named)
+    of_leaves = [row for row, where in enumerate(wheres) if type(where) is not str]
+    by_number = {leaf.tensor_id: leaf for leaf in leaves}
+    found = [by_number[wheres[row]] for row in of_leaves]
+    for row in of_leaves:
+        wheres[row] = ""  # no slot of an output
+    names = map([*ops.name, ""].__getitem__, at.tolist())
+    numbers = sites.names_of_outputs(wheres, names, nth_of_op.tolist())
+    for row, leaf in zip(of_leaves, found, strict=True):
+        [numbers[row]] = sites.names([(leaf.role, leaf.slot, None, -1)])
+        module_id[row], nth[row] = -1 if leaf.owner is None else leaf.owner.module_id, -1
     return ValuePart(step, samples, numbers, np.array(masks, np.int64), phase, module_id, nth, call_id, op_id)

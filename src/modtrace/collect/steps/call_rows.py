@@ -106,7 +106,8 @@ def intervals_of(steps: Sequence[Step]) -> Ints | None:
     """Returns `[3, intervals]`: thread, begin and end of each time spent measuring; None if nothing was measured."""
     parts = []
     for measured in (measured for step in steps for measured in step.measured()):
-        begin_end = np.array(measured.intervals, np.int64).reshape(-1, 2).T
+        times = measured.intervals
+        begin_end = np.fromiter(times, np.int64, len(times)).reshape(-1, 2).T
         parts.append(np.concatenate([np.full((1, begin_end.shape[1]), measured.thread), begin_end]))
     return np.concatenate(parts, axis=1) if parts else None
 

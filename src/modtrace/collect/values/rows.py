@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from functools import cache
 from itertools import chain
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,7 +32,7 @@ from .measured import (
     columns_of,
     group_by_rows,
 )
-from .sites import SiteIds
+from .sites import Numbers, SiteIds
 
 Columns = dict[str, Any]
 
@@ -66,7 +67,7 @@ def value_columns(
         return None
     samples = list(chain.from_iterable(part.samples for part in parts))
     step = np.concatenate([np.full(len(part.samples), part.step, np.int32) for part in parts])
-    start_ns = np.array([sample.start_ns for sample in samples])
+    start_ns = _read_each("start_ns", samples)
     order = np.lexsort((start_ns, step))  # a stable sort keeps the sites of one tensor together
     samples = [samples[at] for at in order.tolist()]
     step = step[order]
@@ -74,7 +75,7 @@ def value_columns(
         np.concatenate(column)[order] for column in zip(*(part[2:9] for part in parts), strict=True)
     )
     kinds = _kinds_of(samples)
-    extras = [sample.extra for sample in samples]
+    extras = list(map(attrgetter("extra"), samples))
     wants = _wants(extras, masks, step, capture_masks)
     columns: Columns = {
         "step": step,
@@ -82,7 +83,7 @@ def value_columns(
         "site_id": sites.get(module_id.tolist(), nth.tolist(), named.tolist()),
         "call_id": np.ma.masked_array(call_id, call_id < 0),
         "op_id": np.ma.masked_array(op_id, op_id < 0),
-        "order": _orders(step, np.array([id(sample) for sample in samples])),
+        "order": _orders(step, np.fromiter(map(id, samples), np.int64, len(samples))),
         **kinds,
         **_statistics(samples),
     }
@@ -94,16 +95,10 @@ def value_columns(
 
 def _kinds_of(samples: Sequence[Measurement]) -> Columns:
     """Returns the columns that many tensors share: shapes, dtypes and notes."""
-    kinds: dict[Any, int] = {}
-    codes = [
-        kinds.setdefault(
-            (sample.shape, sample.dtype, sample.note, sample.shard, sample.requires_grad), len(kinds)
-        )
-        for sample in samples
-    ]
+    kinds = Numbers()
+    of_rows = kinds.of(map(attrgetter("shape", "dtype", "note", "shard", "requires_grad"), samples))
     shapes, dtypes, notes, shards, requires_grad = zip(*kinds, strict=True)
     numels = [0 if dtype is None else math.prod(shape) for shape, dtype in zip(shapes, dtypes, strict=True)]
-    of_rows = np.array(codes, np.int64)
     return {
         "shape": Coded(shapes, of_rows),
         "dtype": Coded([_word(dtype) for dtype in dtypes], of_rows),
@@ -326,20 +321,25 @@ def _orders(step: npt.NDArray[np.int32], samples: Ints) -> Ints:
     return order
 
 
+def _read_each(name: str, samples: Sequence[Measurement]) -> Ints:
+    """Returns an attribute of each measurement; 50 ns for each."""
+    return np.fromiter(map(attrgetter(name), samples), np.int64, len(samples))
+
+
 def _statistics(samples: Sequence[Measurement]) -> Columns:
     """Returns the columns of statistics; null where a tensor was not measured."""
     table = np.full((len(samples), len(_STATISTICS)), np.nan)
-    measured = np.array([sample.rows is not None for sample in samples])
-    for rows, here in group_by_rows(samples):
-        table[here] = rows.read([samples[at].row for at in here])
-    numbers = dict(zip(_STATISTICS, table.T, strict=True))
-    empty = numbers["count"] == 0
+    measured = np.zeros(len(samples), bool)
+    for rows, here, numbers in group_by_rows(samples):
+        table[here], measured[here] = rows.read(numbers), True
+    statistics = dict(zip(_STATISTICS, table.T, strict=True))
+    empty = statistics["count"] == 0
     finite = (
-        numbers["nan_count"] + numbers["inf_count"] == 0
+        statistics["nan_count"] + statistics["inf_count"] == 0
     )  # the index of the first non-finite element was not written then
-    null = {"min": empty, "max": empty, "first_index": finite | (numbers["first_index"] < 0)}
+    null = {"min": empty, "max": empty, "first_index": finite | (statistics["first_index"] < 0)}
     columns: Columns = {}
-    for name, values in numbers.items():
+    for name, values in statistics.items():
         missing = ~measured | null.get(name, False)
         if name in _WHOLE:
             values = np.where(missing, 0, values).astype(np.int64)

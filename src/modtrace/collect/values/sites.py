@@ -1,21 +1,26 @@
 """Assigns ids to sites, to which the rows of `values` and the leaves of ops refer."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ...recording.role import ROLES
+from ...recording.role import OP_OUTPUT, ROLES
 
 SiteName = tuple[str, str, str | None, int]  # role, slot, op (or None), and the op's number or -1
 
 
-class _Numbers(dict[Any, int]):
+class Numbers(dict[Any, int]):
     """Numbers keys in the order of their first occurrence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys_by_number: list[Any] = []
 
     def __missing__(self, key: Any) -> int:
         number = self[key] = len(self)
+        self.keys_by_number.append(key)
         return number
 
     def of(self, keys: Iterable[Any]) -> npt.NDArray[np.int64]:
@@ -23,16 +28,16 @@ class _Numbers(dict[Any, int]):
         return np.array(list(map(self.__getitem__, keys)), np.int64)
 
 
-class _NamesInCalls(_Numbers):
-    """Numbers the names of modules' tensors, by role code and slot."""
+class _ShortNames(Numbers):
+    """Numbers names by shorter keys, which are faster to look up."""
 
-    def __init__(self, names: _Numbers) -> None:
+    def __init__(self, names: Numbers, name_of: Callable[..., SiteName]) -> None:
         super().__init__()
         self._names = names
+        self._name_of = name_of
 
-    def __missing__(self, key: tuple[int, str]) -> int:
-        code, slot = key
-        number = self[key] = self._names[ROLES[code], slot, None, -1]
+    def __missing__(self, key: tuple[Any, ...]) -> int:
+        number = self[key] = self._names[self._name_of(*key)]
         return number
 
 
@@ -40,9 +45,10 @@ class SiteIds:
     """The ids of all sites seen so far. A site has the same id in every step."""
 
     def __init__(self) -> None:
-        self._names = _Numbers()  # numbers of each `SiteName`
-        self._in_calls = _NamesInCalls(self._names)
-        self._sites = _Numbers()  # by module_id, nth and number of the name; -1 stands for null
+        self._names = Numbers()  # numbers of each `SiteName`
+        self._in_calls = _ShortNames(self._names, lambda code, slot: (ROLES[code], slot, None, -1))
+        self._of_ops = _ShortNames(self._names, lambda slot, op, nth: (OP_OUTPUT, slot, op, nth))
+        self._sites = Numbers()  # by module_id, nth and number of the name; -1 stands for null
         self._written = 0
 
     def names(self, named: Iterable[SiteName]) -> npt.NDArray[np.int64]:
@@ -52,6 +58,12 @@ class SiteIds:
     def names_in_calls(self, role_codes: Iterable[int], slots: Iterable[str]) -> npt.NDArray[np.int64]:
         """Returns the numbers of the names of modules' tensors; 0.1 us for each."""
         return self._in_calls.of(zip(role_codes, slots, strict=True))
+
+    def names_of_outputs(
+        self, slots: Iterable[str], ops: Iterable[str], nths: Iterable[int]
+    ) -> npt.NDArray[np.int64]:
+        """Returns the numbers of the names of outputs of ops."""
+        return self._of_ops.of(zip(slots, ops, nths, strict=True))
 
     def get(
         self, module_ids: Iterable[int], nths: Iterable[int], names: Iterable[int]
@@ -64,9 +76,9 @@ class SiteIds:
         first, self._written = self._written, len(self._sites)
         if first == self._written:
             return None
-        new = list(self._sites)[first:]
+        new = self._sites.keys_by_number[first:]
         module_id, nth, names = (list(column) for column in zip(*new, strict=True))
-        known = list(self._names)
+        known = self._names.keys_by_number
         role, slot, op, op_nth = (
             list(column) for column in zip(*(known[name] for name in names), strict=True)
         )

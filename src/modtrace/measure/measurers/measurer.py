@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -43,10 +43,8 @@ class Measurement:
     extra: Extra | None = None  # what else was kept of it
     requires_grad: bool | None = None  # of what a module is given or returns
 
-    @property
-    def shard(self) -> DTensorShard | None:
-        """Where the tensor lies in a DTensor, of which it is the part on this rank."""
-        return None
+    #: Where the tensor lies in a DTensor, of which it is the part on this rank. No property: reading one takes 50 ns.
+    shard: ClassVar[DTensorShard | None] = None
 
     def discard(self, note: str) -> None:
         """Forgets the row, which nothing has written or will write; the note says why. The row is not used again."""
@@ -56,15 +54,11 @@ class Measurement:
 class ShardMeasurement(Measurement):
     """The result of measuring the part of a DTensor that is on this rank."""
 
-    __slots__ = ("_shard",)
+    __slots__ = ("shard",)
 
     def __init__(self, measured: Measurement, shard: DTensorShard) -> None:
         super().__init__(measured.rows, measured.row, measured.shape, measured.dtype, measured.note)
-        self._shard = shard
-
-    @property
-    def shard(self) -> DTensorShard:
-        return self._shard
+        self.shard = shard  # type: ignore[misc]  # here it is one of the object's
 
 
 class Measurer:

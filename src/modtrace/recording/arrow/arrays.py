@@ -70,8 +70,23 @@ def from_coded(column: Coded, wanted: pa.DataType) -> pa.Array:
         return from_list(column.values, wanted).take(from_numpy(column.codes, pa.int64()))
     coded = from_list(column.values, wanted)
     codes = to_numpy(coded.indices, null=-1)[column.codes]
-    indices = from_numpy(np.ma.masked_array(codes, codes < 0), wanted.index_type)
-    return pa.DictionaryArray.from_arrays(indices, coded.dictionary)
+    return pa.DictionaryArray.from_arrays(null_below_zero(codes, wanted.index_type), coded.dictionary)
+
+
+def from_codes(codes: npt.NDArray[np.int64], texts: Sequence[str | None]) -> pa.DictionaryArray:
+    """Returns an array of texts, null for None, by their positions in `texts`, which may hold one twice.
+
+    Its dictionary has only those that are used, in the order of their positions.
+    """
+    is_used = np.zeros(len(texts), bool)
+    is_used[codes] = True
+    numbers: dict[str, int] = {}
+    new = np.full(len(texts), -1, np.int32)
+    for code in np.flatnonzero(is_used).tolist():
+        text = texts[code]
+        if text is not None:
+            new[code] = numbers.setdefault(text, len(numbers))
+    return pa.DictionaryArray.from_arrays(null_below_zero(new[codes]), from_strings([*numbers]))
 
 
 _INTEGERS = [np.dtype(f"{sign}{width}") for sign in "iu" for width in (1, 2, 4, 8)]
