@@ -32,7 +32,7 @@ from .measured import (
     columns_of,
     group_by_rows,
 )
-from .sites import Numbers, SiteIds
+from .sites import NumberedKeys, SiteIds
 
 Columns = dict[str, Any]
 
@@ -67,7 +67,7 @@ def value_columns(
         return None
     samples = list(chain.from_iterable(part.samples for part in parts))
     step = np.concatenate([np.full(len(part.samples), part.step, np.int32) for part in parts])
-    start_ns = _read_each("start_ns", samples)
+    start_ns = _integers_of("start_ns", samples)
     order = np.lexsort((start_ns, step))  # a stable sort keeps the sites of one tensor together
     samples = [samples[at] for at in order.tolist()]
     step = step[order]
@@ -95,7 +95,7 @@ def value_columns(
 
 def _kinds_of(samples: Sequence[Measurement]) -> Columns:
     """Returns the columns that many tensors share: shapes, dtypes and notes."""
-    kinds = Numbers()
+    kinds = NumberedKeys()
     of_rows = kinds.of(map(attrgetter("shape", "dtype", "note", "shard", "requires_grad"), samples))
     shapes, dtypes, notes, shards, requires_grad = zip(*kinds, strict=True)
     numels = [0 if dtype is None else math.prod(shape) for shape, dtype in zip(shapes, dtypes, strict=True)]
@@ -321,7 +321,7 @@ def _orders(step: npt.NDArray[np.int32], samples: Ints) -> Ints:
     return order
 
 
-def _read_each(name: str, samples: Sequence[Measurement]) -> Ints:
+def _integers_of(name: str, samples: Sequence[Measurement]) -> Ints:
     """Returns an attribute of each measurement; 50 ns for each."""
     return np.fromiter(map(attrgetter(name), samples), np.int64, len(samples))
 

@@ -11,7 +11,7 @@ from ...recording.role import OP_OUTPUT, ROLES
 SiteName = tuple[str, str, str | None, int]  # role, slot, op (or None), and the op's number or -1
 
 
-class Numbers(dict[Any, int]):
+class NumberedKeys(dict[Any, int]):
     """Numbers keys in the order of their first occurrence."""
 
     def __init__(self) -> None:
@@ -28,10 +28,10 @@ class Numbers(dict[Any, int]):
         return np.array(list(map(self.__getitem__, keys)), np.int64)
 
 
-class _ShortNames(Numbers):
+class _ShortNames(NumberedKeys):
     """Numbers names by shorter keys, which are faster to look up."""
 
-    def __init__(self, names: Numbers, name_of: Callable[..., SiteName]) -> None:
+    def __init__(self, names: NumberedKeys, name_of: Callable[..., SiteName]) -> None:
         super().__init__()
         self._names = names
         self._name_of = name_of
@@ -45,10 +45,10 @@ class SiteIds:
     """The ids of all sites seen so far. A site has the same id in every step."""
 
     def __init__(self) -> None:
-        self._names = Numbers()  # numbers of each `SiteName`
+        self._names = NumberedKeys()  # numbers of each `SiteName`
         self._in_calls = _ShortNames(self._names, lambda code, slot: (ROLES[code], slot, None, -1))
         self._of_ops = _ShortNames(self._names, lambda slot, op, nth: (OP_OUTPUT, slot, op, nth))
-        self._sites = Numbers()  # by module_id, nth and number of the name; -1 stands for null
+        self._sites = NumberedKeys()  # by module_id, nth and number of the name; -1 stands for null
         self._written = 0
 
     def names(self, named: Iterable[SiteName]) -> npt.NDArray[np.int64]:
