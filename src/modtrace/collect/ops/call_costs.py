@@ -23,18 +23,16 @@ class CallTable:
         self._batches = batches
         call_id = np.concatenate([np.asarray(batch["call_id"], np.int64) for batch in batches])
         self.size = len(call_id)
-        self._first = int(call_id.min())
-        # Ids are dense, but for those of calls that are still open. A binary search takes 30 ns an op.
-        self._rows = np.full(int(call_id.max()) - self._first + 2, -1)
-        self._rows[call_id - self._first] = np.arange(self.size)
+        self._order = np.argsort(call_id, kind="stable")
+        self._sorted = call_id[self._order]
         self.module_id = self._column("module_id")
         self.nth = self._column("nth")
         self._parents = self.rows_of(self._column("parent_call_id"))
 
     def rows_of(self, call_id: Ints) -> Ints:
         """Returns the row of each call; -1 if the call is not in these batches."""
-        at = call_id - self._first
-        rows: Ints = self._rows[np.where((at >= 0) & (at < len(self._rows)), at, -1)]
+        at = np.minimum(np.searchsorted(self._sorted, call_id), self.size - 1)
+        rows: Ints = np.where(self._sorted[at] == call_id, self._order[at], -1)
         return rows
 
     def innermost_first(self) -> _InnerFirst:
@@ -62,7 +60,7 @@ class CallTable:
 
 def add_costs(calls: CallTable, ops: OpRows) -> None:
     """Adds the columns `flops`, `allocated_bytes`, `peak_bytes` and `saved_bytes` to the calls."""
-    runs = _Runs(calls.rows_of(ops.calls.call_id))
+    runs = _Runs(calls, ops.calls.call_id)
     sums = _Sums(calls.size)
     sums.add("flops", runs.rows, runs.sum(np.maximum(ops.flops, 0)), runs.any(ops.flops == UNKNOWN))
     sums.add("allocated_bytes", runs.rows, runs.sum(ops.events[:, ALLOCATED]))
@@ -80,11 +78,12 @@ def add_costs(calls: CallTable, ops: OpRows) -> None:
 class _Runs:
     """The runs of consecutive ops of one call, which are reduced before their calls are looked at one by one."""
 
-    def __init__(self, row_of_op: Ints) -> None:
+    def __init__(self, calls: CallTable, call_id: Ints) -> None:
         """Finds the runs; of ops whose call has no row, there are none."""
-        firsts = np.flatnonzero(np.diff(row_of_op, prepend=-2))
-        self._firsts, self._kept = firsts, row_of_op[firsts] >= 0
-        self.rows: Ints = self.first(row_of_op)  # of the call of each run
+        self._firsts = np.flatnonzero(np.diff(call_id, prepend=-2))
+        rows = calls.rows_of(call_id[self._firsts])
+        self._kept = rows >= 0
+        self.rows: Ints = rows[self._kept]  # of the call of each run
 
     def first(self, values: Ints) -> Ints:
         """Returns the value of the first op of each run."""
