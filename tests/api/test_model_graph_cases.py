@@ -1,5 +1,7 @@
 """What the graphs of small models are, in full: each model has one difficulty."""
 
+import re
+
 import torch
 
 import modtrace
@@ -114,12 +116,13 @@ def test_buffers_are_nodes_and_the_count_of_batches_is_only_written():
 def test_attention_reads_the_weights_of_a_module_that_it_does_not_call():
     graph = draw_case("attention")
     into_last = [
-        each for each in edge_lines(graph) if "-> forward/MultiheadAttention/aten.addmm.default#3" in each
+        re.sub(r"aten\.(_unsafe_view\.default|view\.default#9)", "a view", each)  # by torch's release
+        for each in edge_lines(graph)
+        if "-> forward/MultiheadAttention/aten.addmm.default#3" in each
     ]
     assert into_last == [
         "parameter:out_proj.bias -> forward/MultiheadAttention/aten.addmm.default#3 (self)",
-        "forward/MultiheadAttention/aten._unsafe_view.default -> "
-        "forward/MultiheadAttention/aten.addmm.default#3 (mat1)",
+        "forward/MultiheadAttention/a view -> forward/MultiheadAttention/aten.addmm.default#3 (mat1)",
         "forward/MultiheadAttention/aten.t.default#3 -> forward/MultiheadAttention/aten.addmm.default#3 (mat2)",
     ]  # fmt: skip
     assert "parameter:out_proj.weight -> forward/MultiheadAttention/aten.t.default#3 (self)" in edge_lines(
