@@ -81,7 +81,7 @@ $(STAMP): pyproject.toml constraints.txt setup.py $(wildcard src/modtrace/*/_*.[
 	@echo 'making $(VENV) (a few minutes the first time)'
 	@$(BIN)/python -m pip --version > /dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
 	@$(PIP) -c $(CONSTRAINTS) $(TORCH_ARGS) torch
-	@$(PIP) -c $(CONSTRAINTS) uv
+	@$(PIP) -c $(CONSTRAINTS) uv || echo 'installing without uv, which takes longer'
 	@$(call INSTALL,-e '.[dev]')
 	@$(call INSTALL,--no-deps --upgrade --target $(VENV)/model-explorer ai-edge-model-explorer)
 	@$(BIN)/modtrace doctor > /dev/null  # imports what the processes of tests need at once

@@ -3,13 +3,16 @@
 import json
 from pathlib import Path
 
+import click
 import pytest
 
 from builders import RecordingBuilder
 from helpers.command_line import Command, run_command
 from modtrace.analysis.tables.chosen_step import STEP_NAMES, find_step
 from modtrace.cli.open_run import AskedStep
+from modtrace.cli.output import TRAINING_COUNTS, print_view
 from modtrace.store.copy import write_recording
+from modtrace.views.common.columns import Text, render_lines
 
 #: Steps 3 to 7; the end of the last was not recorded.
 KINDS = {3: "eval", 4: "train", 5: "train", 6: "eval", 7: None}
@@ -126,3 +129,12 @@ def test_answer_says_which_step_of_training_it_names_where_evaluations_are_steps
     named = command("ops", str(tmp_path / "both"), "--step", "2").out
     assert named.endswith("steps count evaluations: step 2 is the 2nd of training\n")
     assert "of training" not in command("ops", str(tmp_path / "both"), "--step", "2", "--json").out
+
+
+def test_styles_between_words_and_breaks_of_lines_hide_no_step(capsys: pytest.CaptureFixture[str]) -> None:
+    with click.Context(click.Command("show")) as context:
+        context.meta[TRAINING_COUNTS] = lambda: {3: 2, 5: 4}
+        styled = render_lines([Text("step 3", "bold")], color=True, width=None)
+        print_view(lambda **_: f"{styled}step\n5\n")
+    told = capsys.readouterr().out.splitlines()[-1]
+    assert told == "steps count evaluations: step 3 is the 2nd of training, step 5 is the 4th of training"

@@ -148,6 +148,25 @@ def test_runs_part_in_the_added_module_and_not_where_its_parameters_were_made(is
     )
 
 
+def test_an_op_that_makes_a_parameter_of_both_runs_too_is_where_they_part() -> None:
+    def record_making(has_more: bool) -> modtrace.Recording:
+        capture = modtrace.Capture(roles=["output", "op_output", "leaf", "parameter"], tensors=True)
+        with modtrace.record(ops=True, values=capture) as rec:
+            torch.manual_seed(0)
+            net, weight = Net(), torch.arange(64.0).reshape(8, 8)
+            weight = weight.sin() if has_more else weight
+            net.body[0].weight = nn.Parameter(weight * 1.5)
+            if has_more:
+                net.norm = nn.Linear(8, 8)
+                net.norm.weight = nn.Parameter(weight * 2.0)
+            net(torch.ones(3, 8)).sum().backward()
+        return rec
+
+    assert str(modtrace.compare(record_making(False), record_making(True))).startswith(
+        "the runs part at sin "
+    )
+
+
 def test_a_module_beside_the_way_is_not_said_to_be_in_front() -> None:
     class Beside(Net):
         factor = 1.0

@@ -332,8 +332,9 @@ def test_training_goes_on_and_its_recording_gives_no_answer_of_the_other_run(
         (lambda path: (path / "notes.txt").touch(), False),
         (lambda path: (path / "rank-00000" / "values.arrow").touch(), False),
         (lambda path: (path / "rank-00000" / "meta.json").write_text("{"), False),
+        (lambda path: shutil.rmtree(path / "rank-00000"), False),  # a start may be as far as that
     ],
-    ids=["nothing", "start", "file of the user", "rows", "damage"],
+    ids=["nothing", "start", "file of the user", "rows", "damage", "no rank"],
 )
 def test_recording_in_which_nothing_is_gives_its_path_back_and_nothing_else_does(
     tmp_path: Path, leaves: Callable[[Path], None], is_free: bool, monkeypatch: pytest.MonkeyPatch

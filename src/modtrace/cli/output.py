@@ -22,7 +22,8 @@ _AROUND = 12
 TRAINING_COUNTS = "modtrace.training-counts"
 
 #: A step that an answer names, and how many of them are told their numbers among those of training.
-_STEP = re.compile(r"\bstep (\d{1,9})\b")
+_STEP = re.compile(r"\bstep\s+(\d{1,9})\b")
+_STYLE = re.compile(r"\x1b\[[\d;]*m")
 _MOST_COUNTED = 3
 
 
@@ -77,7 +78,7 @@ def print_view(render: Callable[..., str], *args: Any, **options: Any) -> None:
     terminal = find_terminal()
     text = render(*args, **options, width=terminal.width, color=terminal.color)
     print_text(text)
-    told = _number_training({int(number) for number in _STEP.findall(text)})
+    told = _number_training({int(number) for number in _STEP.findall(_STYLE.sub("", text))})
     if told:
         line = f"steps count evaluations: {first_few(told, _MOST_COUNTED)}"
         print_text(render_lines([Text(line, "dim")], color=terminal.color, width=terminal.width))

@@ -1,4 +1,4 @@
-"""Creates the folder that a rank writes to. Nothing is deleted except a recording that is to be replaced."""
+"""Creates the folder that a rank writes to. Nothing is deleted except a recording that is to be replaced, or empty."""
 
 import contextlib
 import os
@@ -154,14 +154,15 @@ def _is_left_empty(path: Path) -> bool:
         return False
     if any(entry.name not in (HEADER, STARTING) and not is_rank_folder(entry) for entry in path.iterdir()):
         return False
-    for folder in rank_folders(path):
+    folders = rank_folders(path)
+    for folder in folders:
         stored = read_meta(folder)
         has_ended = stored.ended is not None or is_running(stored.meta.process) is False
         if stored.damage or stored.meta.world_size > 1 or not has_ended:
             return False
         if [file.name for file in folder.iterdir()] != [META]:
             return False
-    return True
+    return bool(folders)  # without any, a rank may be about to make its own
 
 
 def delete_replaced(path: Path) -> None:

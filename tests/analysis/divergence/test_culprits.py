@@ -209,6 +209,11 @@ EXPLAINED: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor
     "gelu": (functional.gelu, lambda x: functional.gelu(x, approximate="tanh")),
     "slope": (lambda x: functional.leaky_relu(x, 0.01), lambda x: functional.leaky_relu(x, 0.2)),
     "power": (lambda x: x.abs() ** 2.0, lambda x: x.abs() ** 2.01),
+    "root": (lambda x: x.abs() ** 0.5, lambda x: x.abs() ** 0.51),
+    "softplus": (
+        lambda x: functional.softplus(30 * x),
+        lambda x: functional.softplus(30 * x, threshold=5.0),
+    ),
     "eps": (lambda x: functional.layer_norm(x, (32,)), lambda x: functional.layer_norm(x, (32,), eps=0.1)),
     "clamp": (lambda x: x.clamp(-0.5, 0.5), lambda x: x.clamp(-0.5, 0.501)),
     "threshold": (lambda x: functional.threshold(x, 0.0, 0.0), lambda x: functional.threshold(x, 1e-3, 0.0)),

@@ -255,7 +255,7 @@ def _excuse_backwards(merged: MergedPairs, verdicts: Column, first: int | None) 
     at, of = find_rows(asked, forward_of), find_rows(asked, part_of[answers] * most + op[answers])
     answers, of = answers[of >= 0], of[of >= 0]
     caused_by, is_made = np.full(len(asked), -1.0), np.zeros(len(asked), np.bool_)
-    np.maximum.at(caused_by, of, caused[answers])
+    np.fmax.at(caused_by, of, caused[answers])
     is_made[of[is_blamed[answers]]] = True
     has_forward = (forward_of >= 0) & (caused_by[at] >= 0)
     has_forward[[] if first is None else [first]] = False
@@ -267,7 +267,7 @@ def _excuse_backwards(merged: MergedPairs, verdicts: Column, first: int | None) 
 def _explain_most(cause: Numbers, is_smooth: Bools) -> Numbers:
     """Returns how far the output of a backward may be apart if its op's output in forward, or what it reads, is so far.
 
-    Of smooth functions (GELU, powers, norms) it was at most 1.8 times as far; where a bound moves, over which the slope
+    Of smooth functions (GELU, norms) it was at most 1.8 times as far; where a bound moves, over which the slope
     jumps, up to 0.7 times the root (`clamp`), and where the value jumps too, 0.9 times the cube root (`threshold`).
     Sketches are off by a factor of 1.2 on both sides.
     """

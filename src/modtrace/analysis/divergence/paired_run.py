@@ -1,5 +1,6 @@
 """Joins one of two compared recordings with its row of each pair, and finds what its ops read and return."""
 
+from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
@@ -128,19 +129,25 @@ def find_unpaired_ops(tables: RunTables, paired_ops: Rows, unpaired: Collection[
 
 
 def _add_what_leads_to(tables: RunTables, makers: Rows) -> Rows:
-    """Returns ops that ran before the first call, with all ops before it that lead to them and to no later op."""
-    flow = tables.flow
+    """Returns ops that ran before the first call, with all ops before it that lead to them and to no other op.
+
+    An op leads to none if it is read by none, or by such ops alone: a check of what was drawn, say.
+    """
+    flow, ops = tables.flow, tables.ops
     producer = flow.tensors.producer[flow.read]
-    is_maker = np.zeros(len(tables.ops.step), bool)
-    is_maker[makers] = True
-    while True:
-        leads, leads_elsewhere = np.zeros((2, len(is_maker) + 1), bool)  # the last element stands for no op
-        leads[producer[is_maker[flow.reader]]] = True
-        leads_elsewhere[producer[~(is_maker | tables.ops.is_preparing)[flow.reader]]] = True
-        is_new = leads[:-1] & ~leads_elsewhere[:-1] & tables.ops.is_preparing & ~is_maker
-        if not is_new.any():
-            return np.flatnonzero(is_maker)
-        is_maker |= is_new
+    is_led = np.append(ops.is_preparing, False)[producer]
+    readers = defaultdict[int, set[int]](set)
+    for op, reader in zip(producer[is_led].tolist(), flow.reader[is_led].tolist(), strict=True):
+        readers[op].add(reader)
+    are_makers = {*makers.tolist()}
+    are_unread = {*np.flatnonzero(ops.is_preparing).tolist()} - readers.keys() - are_makers
+    for op in sorted(readers, reverse=True):  # what reads an op runs later
+        read_by = readers[op] - are_unread - {op}
+        if not read_by and op not in are_makers:
+            are_unread.add(op)
+        elif read_by <= are_makers:
+            are_makers.add(op)
+    return np.array(sorted(are_makers), np.int64)
 
 
 def is_uninitialized(tables: RunTables, rows: Rows) -> Bools:

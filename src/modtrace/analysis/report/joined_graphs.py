@@ -109,7 +109,7 @@ class JoinedGraphs:
     def added(self) -> Rows:
         """The rows of the second graph that only it has: layers in pre-order, then nodes in order of time."""
         b = self.b
-        is_alone, are_nodes = _find_alone(b, self.pair.extra, self.partner >= 0)
+        is_alone, are_nodes = _find_unpaired(b, self.pair.extra, self.partner >= 0)
         nodes = np.flatnonzero(are_nodes)
         nodes = nodes[np.argsort(b.nodes.order[nodes], kind="stable")]
         return np.concatenate([np.flatnonzero(is_alone), nodes + len(b.layers)])
@@ -155,7 +155,7 @@ class JoinedGraphs:
         self._judge_parameters(own)
         paired = np.zeros(len(own) + 1, bool)
         paired[self.partner] = True
-        is_gone, ops = _find_alone(a, self.pair.missing, paired[:-1])
+        is_gone, ops = _find_unpaired(a, self.pair.missing, paired[:-1])
         own[: len(a.layers)][is_gone], own[len(a.layers) :][ops] = ONLY_A, ONLY_A
         own = np.append(own, np.full(len(self.added), ONLY_B))
         parent = np.concatenate([a.layers.parent, a.nodes.layer, self.parent])
@@ -232,16 +232,16 @@ class JoinedGraphs:
         return ReportTable(rows=len(kept), columns=tuple(columns))
 
 
-def _find_alone(graph: Graph, alone: UnpairedIds, paired: Bools) -> tuple[Bools, Bools]:
+def _find_unpaired(graph: Graph, unpaired: UnpairedIds, paired: Bools) -> tuple[Bools, Bools]:
     """Returns which layers and which nodes only one run has. A layer whose nodes all have partners has another name."""
     layers, nodes = graph.layers, graph.nodes
-    in_modules = np.array([(place.root, place.path) in alone.modules for place in layers.places], bool)
-    is_alone = in_modules[layers.place] | (np.isin(layers.call_id, alone.calls) & (layers.call_id >= 0))
+    in_modules = np.array([(place.root, place.path) in unpaired.modules for place in layers.places], bool)
+    is_alone = in_modules[layers.place] | (np.isin(layers.call_id, unpaired.calls) & (layers.call_id >= 0))
     is_alone &= ~paired[: len(layers)]
     levels = list(iterate_levels(layers.parent))
     for level in levels[1:]:
         is_alone[level] |= is_alone[layers.parent[level]] & ~paired[level]
-    are_nodes = np.isin(nodes.op_id, alone.ops) & (nodes.op_id >= 0)
+    are_nodes = np.isin(nodes.op_id, unpaired.ops) & (nodes.op_id >= 0)
     are_nodes |= np.append(is_alone, False)[nodes.layer]
     are_nodes &= ~paired[len(layers) :]
     works = nodes.layer[are_nodes & ~np.isin(nodes.kind, _LEAVES)]
@@ -250,7 +250,9 @@ def _find_alone(graph: Graph, alone: UnpairedIds, paired: Bools) -> tuple[Bools,
     for level in reversed(levels):
         has_node[layers.parent[level[has_node[level]]]] = True
     is_alone &= has_node[:-1]
-    return is_alone, are_nodes & (np.append(is_alone, False)[nodes.layer] | np.isin(nodes.op_id, alone.ops))
+    return is_alone, are_nodes & (
+        np.append(is_alone, False)[nodes.layer] | np.isin(nodes.op_id, unpaired.ops)
+    )
 
 
 def _place_of(graph: Graph, layer: int) -> Place:

@@ -84,10 +84,11 @@ ROOTS = _names("sqrt rsqrt linalg_vector_norm norm pow hypot cdist_forward eucli
 VARIANCES = _names("var std var_mean std_mean")
 MEANS = _names("mean nll_loss_forward nll_loss2d_forward")
 
-#: Functions whose slope has no jumps, so that it is about as far apart between two runs as their values are.
+#: Functions whose slope is about as far apart between two runs as their values are: it has no jumps, and no poles as
+#: that of powers has, nor a threshold as that of softplus.
 SMOOTH = _names(
-    "gelu silu mish softplus sigmoid log_sigmoid_forward tanh pow native_layer_norm native_group_norm "
-    "native_batch_norm fused_rms_norm"
+    "gelu silu mish sigmoid log_sigmoid_forward tanh native_layer_norm native_group_norm native_batch_norm "
+    "fused_rms_norm"
 )
 
 #: Ops that draw random numbers.

@@ -92,7 +92,9 @@ class RanksData:
         The layout is the mesh and the placements, each None for what is no DTensor.
         """
         placed = self._values[0].placed
-        rows = np.flatnonzero(placed.is_of(PARAMETER))
+        rows = np.flatnonzero(placed.is_of(PARAMETER))[
+            ::-1
+        ]  # the last one counts: a model may be sharded later
         _, first = np.unique(np.stack([placed.module[rows], placed.slot[rows]]), axis=1, return_index=True)
         rows = rows[first]
         modules, slots = name_modules(self._parts[0][1]), (*placed.slots, None)

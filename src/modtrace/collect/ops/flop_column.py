@@ -35,11 +35,12 @@ class OpFlops:
         keys = found.keys_of(ops)
         if len(self._known) >= _KEPT:
             self._known = {}
-        for key in {*keys} - self._known.keys():
+        known = self._known  # a signal handler may ask meanwhile, and begin anew
+        for key in {*keys} - known.keys():
             arguments, *sides = key
             shown = ([geometries[number] for number in np.frombuffer(side, np.int64)] for side in sides)
-            self._known[key] = _count(arguments, *shown)
-        flops[ops] = [self._known[key] for key in keys]
+            known[key] = _count(arguments, *shown)
+        flops[ops] = [known[key] for key in keys]
         return flops
 
     def _are_counted(self, schemas: Sequence[OpSchema]) -> npt.NDArray[np.bool_]:
