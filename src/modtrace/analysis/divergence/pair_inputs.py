@@ -104,7 +104,7 @@ def find_inputs(
     outputs = values.is_of(OUTPUT, rows=rows)
     of_parameters = _find_errors_of_parameters(tables, rows, error)
     inputs.error[outputs] = np.fmax(inputs.error[outputs], of_parameters[outputs])
-    if run.by_ops and len(tables.ops.name):
+    if run.have_ops and len(tables.ops.name):
         inputs.is_copy[is_input] = True  # the input is an op's output or a leaf, which has a pair of its own
         of_group = _find_errors_of_groups(group, rows, error, is_op, is_input)
         _add_ops(inputs, run, of_group, before, elsewhere)

@@ -30,7 +30,7 @@ class PairedRun:
     #: For each op, whether it computes something and the other recording lacks it; a last element stands for no op.
     is_unpaired: Bools
     #: Whether both recordings have ops: those of one alone do not show what the other computed from what.
-    by_ops: bool = True
+    have_ops: bool = True
 
     @cached_property
     def names(self) -> Names:
@@ -53,7 +53,7 @@ class PairedRun:
         """The op that returned each row's tensor, whatever its role; -1 for a leaf, -2 if no such op was compared."""
         values = self.tables.values
         maker = np.full(int(values.group.max(initial=-1)) + 1, -2, np.int64)
-        if not self.by_ops:
+        if not self.have_ops:
             return np.asarray(maker[values.group[self.rows]])
         leaves = np.flatnonzero(values.is_of(LEAF))
         outputs = np.flatnonzero(values.is_of(OP_OUTPUT) & (values.op >= 0))

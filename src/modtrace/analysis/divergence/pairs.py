@@ -81,8 +81,8 @@ def compare_pairs(
     """
     joined = find_joined_errors(a.data, b.data, alignment)
     rows, rows_b, order, resized = _choose_rows(a, b, alignment, joined)
-    by_ops = records_ops(a) and records_ops(b)
-    has_unpaired = by_ops and not other_mesh  # for another mesh of ranks, wrappers run ops of their own
+    have_ops = records_ops(a) and records_ops(b)
+    has_unpaired = have_ops and not other_mesh  # for another mesh of ranks, wrappers run ops of their own
     are_unpaired = (
         find_unpaired_ops(tables, ops, unpaired.modules) & has_unpaired
         for tables, ops, unpaired in zip(
@@ -90,7 +90,7 @@ def compare_pairs(
         )
     )
     run, run_b = (
-        PairedRun(tables=tables, rows=paired, is_unpaired=is_unpaired, by_ops=by_ops)
+        PairedRun(tables=tables, rows=paired, is_unpaired=is_unpaired, have_ops=have_ops)
         for tables, paired, is_unpaired in zip((a, b), (rows, rows_b), are_unpaired, strict=True)
     )
     runs = run, run_b

@@ -114,8 +114,13 @@ def _quick_rules(name: str) -> dict[str, _QuickRule]:
 
 
 def _quick_rule(name: str, field: pa.Field) -> Callable[[pa.Array], bool]:
-    if field.name in _SIZES:
-        return lambda column: False
+    holds = _quick_rule_of_type(name, field)
+    if field.name not in _SIZES:
+        return holds
+    return lambda column: not pc.any(_are_wrong_sizes(field.name, column)).as_py() and holds(column)
+
+
+def _quick_rule_of_type(name: str, field: pa.Field) -> Callable[[pa.Array], bool]:
     if pa.types.is_integer(field.type):
         end = _end_of(field)
         return lambda column: _are_from(0, end, column)
@@ -224,10 +229,15 @@ def _find_wrong_sizes(name: str, column: pa.ChunkedArray) -> Iterator[BadRows]:
     if column.null_count == len(column):
         return
     size, of_what = _SIZES[name]
-    count = pc.list_value_length if pa.types.is_list(column.type) else pc.binary_length
-    wrong = pc.not_equal(count(column), size)
+    wrong = _are_wrong_sizes(name, column)
     if pc.any(wrong).as_py():
         yield BadRows(name, _mask(wrong), lambda row: f"has not {size} {of_what}")
+
+
+def _are_wrong_sizes(name: str, column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """Returns which lists or texts of bytes have another size than each in the column has."""
+    count = pc.list_value_length if pa.types.is_list(column.type) else pc.binary_length
+    return pc.not_equal(count(column), _SIZES[name][0])
 
 
 def _rows_of(lists: pa.ChunkedArray, inside: pa.ChunkedArray) -> npt.NDArray[np.bool_]:
