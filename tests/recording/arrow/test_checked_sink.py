@@ -141,6 +141,24 @@ def test_quick_look_accepts_nothing_that_readers_refuse(case):
             assert find_fault(table, pa.Table.from_batches([batch])) is None
 
 
+def test_quick_look_accepts_what_a_program_has_recorded() -> None:
+    capture = modtrace.Capture(roles="all", stats=2, hash=True, sketch=True)
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with modtrace.record(net, ops=True, values=capture, backward_times=True) as rec:
+        for _ in range(2):
+            optimizer.zero_grad()
+            net(torch.ones(3, 4)).sum().backward()
+            optimizer.step()
+    doubted = []
+    for name in schemas():
+        batches = rec.table(name).to_batches()
+        columns = [dict(zip(batch.schema.names, batch.columns, strict=True)) for batch in batches]
+        doubted += [name for given in columns if not is_surely_right(name, given)]
+    assert doubted == []
+    assert rec.table("values")["histogram"].null_count < rec.table("values").num_rows
+
+
 def make_sinks(folder: Path) -> dict[str, tuple[Sink, Any]]:
     memory, held = MemoryRecording(META), MemoryRecording(META)
     writer = FolderWriter(folder / "run.modtrace", META)
