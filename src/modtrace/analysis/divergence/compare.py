@@ -13,14 +13,12 @@ from ...recording.arrow.arrays import from_numpy
 from ...recording.phase import FORWARD, PHASES
 from ...recording.protocols import RecordingData
 from ...recording.role import OP_OUTPUT, OUTPUT
-from ...recording.statistics.moments import Numbers
 from ..alignment.align import align_tables, read_both
 from ..alignment.contract import Alignment
 from ..tables.calls import iterate_levels
-from ..tables.columns import ArrowTable, Bools, Column, Rows, build_table, decode, find_rows, take_of_tables
+from ..tables.columns import ArrowTable, Bools, Column, Rows, build_table, decode, take_of_tables
 from ..tables.meshes import make_comparable
 from ..tables.missing_rows import require_rows
-from ..tables.op_rules import SMOOTH
 from ..tables.run import RunTables
 from .answer import (
     ABSORBED,
@@ -40,19 +38,17 @@ from .answer import (
 from .culprits import Key
 from .details import Details
 from .environment import compare_environments
-from .errors import HASHES, METRICS, NOTHING, STATISTICS
+from .errors import METRICS, NOTHING
+from .excused_backwards import excuse_backwards
 from .kept_pairs import pair_runs
 from .names import explain_nothing, label, list_unmatched
 from .paired_run import records_ops
 from .pairs import ComparedPairs, compare_pairs
-from .ranking import choose_cancelling, choose_first, first_of_each, merge_rankings
+from .ranking import Ranking, choose_cancelling, choose_first, first_of_each, merge_rankings
 from .recomputes import MergedPairs, compare_recomputed, merge_pairs
 
 #: The largest number of places that are described in full, and of those whose relation is searched for.
 _DESCRIBED, _RELATED = 100, 10
-
-#: How many times as far apart as statistics show tensors may be, at least where amplification is judged.
-_MORE_BY_STATISTICS = 10.0
 
 #: The largest number of points in the growth chart.
 _CHARTED = 10_000
@@ -133,26 +129,22 @@ def _build_answer(
     )
     merged = merge_pairs(parts)
     ranking = merge_rankings([part.ranking for part in parts], merged.order)
-    details, first = [Details(part) for part in parts], choose_first(ranking)
-    cancelling = None
-    if first is None:
-        cancelling = choose_cancelling(ranking, merged.collect([part.a.are_results for part in parts]))
-        first = cancelling[0] if cancelling else None
-    verdicts, are_unexplained = _excuse_backwards(merged, ranking.find_verdicts(first), first)
+    details = [Details(part) for part in parts]
+    first, shown_by = _choose_first(ranking, merged)
+    verdicts, are_unexplained = excuse_backwards(merged, ranking.find_verdicts(first), first)
     chosen = _choose_places(merged, details, verdicts, first, are_unexplained)
 
     def describe(pair: int) -> Divergence:
         part, position = merged.locate(pair)
         verdict, with_relation = VERDICTS[verdicts[pair]], pair in chosen[:_RELATED]
         divergence = details[part].describe(position, verdict, with_relation=with_relation)
-        if cancelling is None or pair != first:
+        if shown_by is None or pair != first:
             return divergence
-        part, position = merged.locate(cancelling[1])
+        part, position = merged.locate(shown_by)
         return replace(divergence, leads_to=details[part].label(position))
 
     divergence = None if first is None else describe(first)
-    error = merged.collect([part.errors.error for part in parts])
-    absorbed = np.flatnonzero(verdicts == VERDICTS.index(ABSORBED))
+    absorbed_most = _find_absorbed_most(merged, verdicts)
     step, phase = (
         merged.collect([getattr(part.a.tables.values, name)[part.a.rows] for part in parts])
         for name in ("step", "phase")
@@ -164,7 +156,7 @@ def _build_answer(
         first=divergence,
         divergences=tuple(map(describe, chosen)),
         firsts=tuple(map(describe, first_of_each(verdicts, step, phase)[:_DESCRIBED].tolist())),
-        absorbed_most=describe(int(absorbed[np.argmax(error[absorbed])])) if len(absorbed) else None,
+        absorbed_most=None if absorbed_most is None else describe(absorbed_most),
         missing=missing,
         extra=extra,
         reshaped=reshaped,
@@ -183,6 +175,22 @@ def _build_answer(
         table=_build_table(merged, details, verdicts),
         pair=pair_runs(other, alignment, merged, verdicts),
     )
+
+
+def _choose_first(ranking: Ranking, merged: MergedPairs) -> tuple[int | None, int | None]:
+    """Returns the pair at which the runs part, and the result that shows it if it does only as summands cancel."""
+    first = choose_first(ranking)
+    if first is not None:
+        return first, None
+    are_results = merged.collect([part.a.are_results for part in merged.parts])
+    return choose_cancelling(ranking, are_results) or (None, None)
+
+
+def _find_absorbed_most(merged: MergedPairs, verdicts: Column) -> int | None:
+    """Returns the pair that differs most of those whose differences are absorbed."""
+    error = merged.collect([part.errors.error for part in merged.parts])
+    absorbed = np.flatnonzero(verdicts == VERDICTS.index(ABSORBED))
+    return int(absorbed[np.argmax(error[absorbed])]) if len(absorbed) else None
 
 
 def _count(parts: Sequence[ComparedPairs], verdicts: Column) -> dict[str, Any]:
@@ -218,61 +226,6 @@ def _explain_unmeasured(part: ComparedPairs) -> Counter[str]:
         found = notes.take(from_numpy(rows[is_missing])).to_pylist()
         why[is_missing] = [note or NOT_MEASURED for note in found]
     return Counter(why.tolist())
-
-
-def _excuse_backwards(merged: MergedPairs, verdicts: Column, first: int | None) -> tuple[Column, Bools]:
-    """Returns the verdicts without blame on the backward of an op that made a difference itself, in the same step.
-
-    The difference of the forward op has to explain that of its backward. The second value is a mask of the pairs for
-    which it does not, whether the op made its difference or inherited it: of something else that backward has read,
-    such as a spoiled saved tensor.
-    """
-    of_parts = []
-    for number, part in enumerate(merged.parts):
-        ops = part.a.tables.ops
-        forward = np.append(ops.forward, -1)[part.a.op]  # an op of -1, which is none, has no forward
-        by_statistics = np.where(part.errors.is_by(STATISTICS), _MORE_BY_STATISTICS, 1.0)
-        is_known = ~part.errors.is_by(HASHES)  # unequal hashes say nothing of a size
-        of_parts.append(
-            (
-                np.full(len(part.a.op), number),
-                part.a.op,
-                forward,
-                np.append(ops.are_named(SMOOTH), False)[forward],
-                part.errors.error * by_statistics,
-                part.inputs.error,
-                np.where(is_known, part.errors.error, 0.0),
-            )
-        )
-    part_of, op, forward, is_smooth, caused, given, error = (
-        merged.collect(columns) for columns in zip(*of_parts, strict=True)
-    )
-    is_blamed = verdicts > VERDICTS.index(INHERITED)
-    most = int(max(op.max(initial=0), forward.max(initial=0))) + 1
-    forward_of = np.where(is_blamed & (forward >= 0), part_of * most + forward, -1)
-    asked = np.unique(forward_of)
-    answers = np.flatnonzero(op >= 0)
-    at, of = find_rows(asked, forward_of), find_rows(asked, part_of[answers] * most + op[answers])
-    answers, of = answers[of >= 0], of[of >= 0]
-    caused_by, is_made = np.full(len(asked), -1.0), np.zeros(len(asked), np.bool_)
-    np.fmax.at(caused_by, of, caused[answers])
-    is_made[of[is_blamed[answers]]] = True
-    has_forward = (forward_of >= 0) & (caused_by[at] >= 0)
-    has_forward[[] if first is None else [first]] = False
-    is_explained = error <= _explain_most(np.maximum(caused_by[at], given), is_smooth)
-    excused = np.where(has_forward & is_made[at] & is_explained, VERDICTS.index(INHERITED), verdicts)
-    return excused.astype(verdicts.dtype), has_forward & ~is_explained
-
-
-def _explain_most(cause: Numbers, is_smooth: Bools) -> Numbers:
-    """Returns how far the output of a backward may be apart if its op's output in forward, or what it reads, is so far.
-
-    Of smooth functions (GELU, norms) it was at most 1.8 times as far; where a bound moves, over which the slope
-    jumps, up to 0.7 times the root (`clamp`), and where the value jumps too, 0.9 times the cube root (`threshold`).
-    Sketches are off by a factor of 1.2 on both sides.
-    """
-    jump = np.minimum(1.5 * np.cbrt(cause), 0.25)
-    return np.maximum(3 * cause, np.where(is_smooth, 0.0, jump))
 
 
 def _choose_places(
