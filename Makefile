@@ -12,7 +12,7 @@ TESTS ?=
 ONLY ?=
 # How many times as many cases fuzzers run in `make sanitize` and `make soak` as in `make test`
 FUZZ ?= 10
-# Processes that run all the tests beside each other
+# Processes that check types and run all the tests beside each other
 WORKERS ?= 2
 
 VENV := .venv
@@ -30,7 +30,7 @@ PIP := PIP_ROOT_USER_ACTION=ignore PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python
 UV := $(BIN)/python -m uv --no-config -q pip install --python $(BIN)/python
 INSTALL = $(UV) -c $(CONSTRAINTS) $(1) || $(PIP) -c $(CONSTRAINTS) $(1)
 CHECKED := src tests examples benchmarks docs
-# What needs nothing special, and is not rare; and of it the tests of `make test`, before which those of plain installs run.
+# What needs nothing special, and is not rare; and of it the tests of `make test`.
 PLAIN := not ranks and not soak and not zoo and not browser and not compile and not base and not device and not spark
 USUAL := not long and $(PLAIN)
 NEWEST := build/newest
@@ -111,8 +111,7 @@ demo: env  ## train a small GPT under the recorder and show what ran inside (ARG
 	$(BIN)/modtrace nonfinite overflow.modtrace || test $$? -eq 1
 	$(BIN)/modtrace view overflow.modtrace
 
-test: env  ## run the checks, then the tests (TESTS=tests/store)
-	@$(MAKE) --no-print-directory -j2 -Oline check $(if $(TESTS),,test-base)
+test: check  ## run the checks, then the tests (TESTS=tests/store)
 	$(BIN)/python -m pytest -m '$(USUAL)' $(or $(TESTS),-n $(WORKERS) --dist worksteal)
 
 test-browser: tests/browser/node_modules/.package-lock.json $(SITE_STAMP)  ## run the tests in Chromium: of pictures with several fonts, of reports, and of the site
@@ -161,7 +160,7 @@ test-oldest:  ## run the tests with the oldest torch that is allowed, in an envi
 check: env  ## lint, format, types, layers, and whether the page of reports is fresh
 	$(BIN)/ruff check $(CHECKED)
 	$(BIN)/ruff format --check $(CHECKED)
-	$(BIN)/mypy
+	$(BIN)/mypy -n $(WORKERS)
 	$(BIN)/python -m pytest tests/test_layers.py tests/views/html/test_page_is_built.py
 
 wheel: env  ## build a wheel into dist/, whose name says which Linux it runs on

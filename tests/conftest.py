@@ -34,7 +34,13 @@ def pytest_configure(config):
 
 
 #: Folders of tests that take minutes, which are marked `long`, and the file of each that runs as usual.
-LONG = {"pairs": "test_pairs.py", "collect/compile": "test_compiled.py"}
+LONG = {
+    "cli/processes": "test_record.py",
+    "collect/compile": "test_compiled.py",
+    "integrations": "test_callbacks.py",
+    "pages": "test_readme.py",
+    "pairs": "test_pairs.py",
+}
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -18,7 +18,7 @@ MAKES = [
     "make test-device",
     "make viewer",
     "make tools",
-    "make -j2 -Otarget test-browser test-compile test-spark",
+    "make -j2 -Otarget test-browser test-compile test-spark test-base",
 ]
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import modtrace
-from cli.test_record import TRAIN
+from cli.processes.test_record import TRAIN
 from helpers.command_ends import end_of_modtrace
 from modtrace.collect.recorder.recorder import Recorder
 from modtrace.errors import ModtraceWarning

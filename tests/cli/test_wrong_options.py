@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.test_record import TRAIN
+from cli.processes.test_record import TRAIN
 from helpers.command_line import Command
 
 SCHEDULE = "such as 100:200 or 0::50."

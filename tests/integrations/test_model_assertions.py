@@ -76,7 +76,6 @@ def test_op_of_a_planted_change_is_named(recorded: Path, name: str) -> None:
     assert find_unnamed(assertions, name, 1e-6, ops=True) == {}
 
 
-@pytest.mark.long
 def test_kernels_that_round_otherwise_pass_and_a_larger_planted_change_is_named(recorded: Path) -> None:
     script = "import sys; from pathlib import Path; from helpers.golden_models import check_here\n"
     script += "check_here(Path(sys.argv[1]), 1e-5)"

@@ -112,7 +112,6 @@ def test_plugin_can_be_left_out(project: Path) -> None:
     )
 
 
-@pytest.mark.long
 def test_workers_write_golden_recordings_and_a_failure_keeps_both_runs(project: Path) -> None:
     done = _run(project, "-n", "2", "--modtrace-update")
     assert done.returncode == 0 and "4 passed" in done.stdout, done.stdout

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import modtrace
-from cli.test_record import TRAIN, run
+from cli.processes.test_record import TRAIN, run
 from helpers.command_ends import End
 from modtrace.cli.children import StartedProcesses, runs_python
 

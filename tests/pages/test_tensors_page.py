@@ -5,7 +5,7 @@ from pathlib import Path
 
 from helpers.command_ends import end_of_modtrace
 
-PAGE = Path(__file__).parent.parent / "docs" / "tensors.md"
+PAGE = Path(__file__).parents[2] / "docs" / "tensors.md"
 
 
 def test_page_runs(tmp_path: Path) -> None:

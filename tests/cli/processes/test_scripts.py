@@ -17,7 +17,7 @@ from helpers.command_ends import End, end_of_modtrace
 from modtrace.recording.schema import schemas
 from modtrace.recording.suggestions import count_of
 
-SCRIPTS = Path(__file__).parent.parent / "scripts"
+SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
 class Script(NamedTuple):

@@ -12,7 +12,7 @@ import pytest
 import modtrace
 from helpers.command_line import run_command
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 #: A command in a block of code, with or without a prompt.
 COMMAND = re.compile(r"^(?:\$ )?(modtrace (?!nor |watches ).*)", re.MULTILINE)

@@ -14,7 +14,7 @@ from torch import nn
 import modtrace
 from helpers.programs import needs_program
 
-PAGE = Path(__file__).parent.parent / "docs" / "notebooks.md"
+PAGE = Path(__file__).parents[2] / "docs" / "notebooks.md"
 
 START, TRAIN, STOP = re.findall(
     r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE

@@ -14,7 +14,7 @@ import pytest
 from helpers.command_ends import end_of_modtrace
 from helpers.programs import needs_program
 
-DOCS = Path(__file__).parent.parent / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 
 #: A fence with its language and, if nothing but an empty line stands between, the output behind it.
 PYTHON = re.compile(r"^```python\n(.*?)^```$(?:\n\n```\n(.*?)^```$)?", re.DOTALL | re.MULTILINE)
@@ -26,10 +26,10 @@ ELSEWHERE = {
     "export.md": "tests/store/test_parquet.py, tests/api/test_model_graph_pictures.py",
     "frameworks.md": "tests/integrations/test_frameworks_page.py",
     "how-it-works.md": "tests/test_docs.py",
-    "notebooks.md": "tests/test_notebook.py",
+    "notebooks.md": "tests/pages/test_notebook.py",
     "pytest.md": "tests/integrations/test_pytest_plugin.py",
     "ranks.md": "tests/integrations/test_debug_server.py",
-    "tensors.md": "tests/test_tensors_page.py",
+    "tensors.md": "tests/pages/test_tensors_page.py",
     "track.md": "tests/collect/stash/test_stash.py",
     "vocabulary.md": "tests/test_docs.py",
 }

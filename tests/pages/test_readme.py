@@ -11,7 +11,7 @@ from helpers.command_ends import end_of_modtrace
 from helpers.command_line import run_command
 from modtrace.cli.main import COMMANDS
 
-PROJECT = Path(__file__).parent.parent
+PROJECT = Path(__file__).parents[2]
 README = (PROJECT / "README.md").read_text(encoding="utf-8")
 
 
