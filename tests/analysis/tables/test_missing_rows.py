@@ -86,10 +86,15 @@ def test_steps_that_were_held_do_not_hide_that_files_are_cut() -> None:
     )
 
 
-def test_whole_recording_in_which_nothing_ran_says_so() -> None:
-    assert explain("ops") == (
-        "no ops are in this recording: no op ran on the thread that entered it, and it has no ops of other threads."
-    )
+@pytest.mark.parametrize(
+    ("what", "why"),
+    [
+        ("ops", "no op ran on the thread that entered it, and it has no ops of other threads"),
+        ("steps", "its calls are of no step"),
+    ],
+)
+def test_whole_recording_in_which_nothing_ran_says_so(what: str, why: str) -> None:
+    assert explain(what) == f"no {what} are in this recording: {why}."
 
 
 @pytest.mark.parametrize("what", ["calls", "ops", "values", "whole tensors"])

@@ -15,6 +15,7 @@ from .columns import column_of, phase_codes
 #: The reason given when rows were requested, none is missing, and there are none all the same.
 _NOTHING_RAN = {
     "ops": "no op ran on the thread that entered it, and it has no ops of other threads",
+    "steps": "its calls are of no step",
     "values": "no tensor came up that it was to measure",
     "whole tensors": "no tensor came up that it was to keep",
 }
@@ -51,7 +52,7 @@ def require_ops(data: RecordingData, step: int, phase: str | None = None) -> Non
 
 
 def explain_none(data: RecordingData, what: str) -> str:
-    """Returns the reason why there are no `calls`, `ops`, `values` or `whole tensors`."""
+    """Returns the reason why there are no `calls`, `ops`, `steps`, `values` or `whole tensors`."""
     meta, has_calls = data.meta, bool(data.table("calls").num_rows)
     held = [note.reason for note in meta.notes if note.kind == HELD]
     # Where no module was called, an option would not have helped.
