@@ -102,7 +102,7 @@ def reference_case(quick: bool) -> Case:
     if quick:
         work, batch = reference_gpt(width=32, layers=2, batch=1, steps=1, rounds=3), 1
     else:
-        work, batch = reference_gpt(width=256, layers=6, batch=8, steps=1, rounds=10), 8
+        work, batch = reference_gpt(width=256, layers=6, batch=8, steps=4, rounds=5), 8
     return _case(work, torch.randint(2000, (batch, 128)))
 
 
@@ -166,7 +166,7 @@ def transformers_case(quick: bool) -> Case:
         model(tokens, labels=tokens).loss.backward()
         optimizer.step()
 
-    work = Work(f"Llama, {layers} layers", model, step, steps=1, rounds=3 if quick else 7)
+    work = Work(f"Llama, {layers} layers", model, step, steps=1 if quick else 3, rounds=3 if quick else 5)
     return _case(work, tokens)
 
 
