@@ -22,7 +22,7 @@ _OBJECTS_KEPT = 64
 #: The size of a storage that does not give it as a number.
 UNKNOWN_SIZE = -1
 
-_NONE = -1
+_NONE, _NOBODY = -1, -2
 
 
 def size_of(stored: Any) -> int:
@@ -55,29 +55,33 @@ class KnownStorage:
         self.writer = NO_OP  # the op that wrote to it last
         # The first tensor, which is the only one most often: its `id`, what it shows, and its number.
         self.object = self.offset = self.geometry = self.tensor = _NONE
-        self.others: dict[int, tuple[int, int, int]] | None = None  # by `id`: offset, geometry, number
+        self.others: list[Any] = []  # the same of each
 
     def find(self, key: int, offset: int, geometry: int) -> int | None:
         """Returns the number of a tensor object, or of the first object with the same offset and geometry."""
-        others = self.others or {}
-        known = others.get(key)
-        if known is not None and known[0] == offset and known[1] == geometry:
-            return known[2]
-        if self.object != _NONE and self.offset == offset and self.geometry == geometry:
+        shown = (offset, geometry)
+        for known, *parts, number in self.others:
+            if known == key and (*parts,) == shown:
+                return number
+        if self.object != _NONE and (self.offset, self.geometry) == shown:
             return self.tensor
-        for known in others.values():
-            if known[0] == offset and known[1] == geometry:
-                return known[2]
-        return None
+        return next((number for _, *parts, number in self.others if (*parts,) == shown), None)
 
     def remember(self, key: int, offset: int, geometry: int, number: int) -> None:
-        """Remembers the offset, the geometry and the number of the tensor object whose `id` is `key`."""
-        if self.object in (_NONE, key):
+        """Remembers the offset, the geometry and the number of the tensor object whose `id` is `key`.
+
+        What an object with this `id` has shown before stays known without it: the object shows something else now, or
+        it has died.
+        """
+        if self.object == _NONE:
             self.object, self.offset, self.geometry, self.tensor = key, offset, geometry, number
             return
-        if self.others is None or (len(self.others) >= _OBJECTS_KEPT and key not in self.others):
-            self.others = {}
-        self.others[key] = (offset, geometry, number)
+        if self.object == key:
+            self.object = _NOBODY
+        if len(self.others) >= _OBJECTS_KEPT:
+            self.others = []
+        self.others = [(_NOBODY if known == key else known, *shown) for known, *shown in self.others]
+        self.others.append((key, offset, geometry, number))
 
     def note_write(self, op: int) -> None:
         """Counts a write by an op. An op counts once, however many tensors it writes through."""
@@ -85,7 +89,7 @@ class KnownStorage:
             self.version += 1
             self.writer = op
             self.object = _NONE
-            self.others = None
+            self.others = []
 
 
 class StorageLife:
@@ -286,7 +290,6 @@ class TensorIds:
         offset = int(tensor.storage_offset())
         number = storage.find(id(tensor), offset, geometry)
         if number is not None:  # autograd may have saved that, and made a tensor of it again
-            storage.remember(id(tensor), offset, geometry, number)
             return number
         number = self._add(tensor, storage, geometry, storage.writer, "", tensor.requires_grad)
         if not storage.is_made:

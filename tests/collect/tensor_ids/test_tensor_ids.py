@@ -200,6 +200,31 @@ def test_an_alias_that_an_op_has_made_is_told_apart_by_its_object(ids):
     assert tensors_read(ids, x, alias, x, x.detach()) == [0, 1, 0, 0]
 
 
+def test_what_an_object_has_shown_stays_known_when_it_shows_something_else(ids):
+    """A tensor that autograd makes again is found whatever new tensor has the address of the one that died."""
+    x = torch.ones(4)
+    shown = x[:2]
+    ids.make(x, 1, "", ())
+    ids.make(shown, 2, "[0]", (x,))
+    shown.data = x[2:]
+    ids.make(shown, 3, "[1]", (x,))
+    taken(ids)
+    assert tensors_read(ids, x[:2], shown, x[2:], x[:2]) == [1, 2, 2, 1]
+
+
+def test_what_shows_the_same_is_remembered_by_its_maker_alone(ids):
+    """What autograd has made again dies with its backward, and any other tensor may have its address then."""
+    x = torch.ones(4)
+    alias = x.detach()
+    ids.make(x, 1, "", ())
+    ids.make(alias, 2, "", (x,))
+    again = x.view(4)
+    taken(ids)
+    assert tensors_read(ids, again) == [0]
+    again.data = x[1:]
+    assert tensors_read(ids, again, x[1:], alias, x) == [2, 2, 1, 0]
+
+
 def test_more_objects_than_are_kept_for_a_version(ids):
     x = torch.ones(2)
     aliases = [x.detach() for _ in range(70)]

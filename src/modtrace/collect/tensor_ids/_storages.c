@@ -222,22 +222,25 @@ Shown *find_shown(const Storage *self, const void *object, int64_t offset, int64
     return NULL;
 }
 
-/* Returns the slot for one more object; that of the object itself, if it is there. */
-static Shown *place_among_others(Storage *self, const void *object) {
+/* Forgets that an object shows what it has shown: it shows something else now, or has died, and another one has its
+   address. What was shown stays known. */
+static void let_go(Storage *self, const void *object) {
+    static const char nobody;
+    if (self->first.object == object) self->first.object = &nobody;
     for (int at = 0; at < self->other_count; at++)
-        if (self->others[at].object == object) return &self->others[at];
-    if (self->other_count >= OBJECTS_KEPT) self->other_count = 0;
-    return &self->others[self->other_count++];
+        if (self->others[at].object == object) self->others[at].object = &nobody;
 }
 
 int remember_shown(Storage *self, Shown shown) {
-    if (self->first.object == NULL || self->first.object == shown.object) {
+    if (self->first.object == NULL) {
         self->first = shown;
         return 0;
     }
     if (self->others == NULL) self->others = malloc(OBJECTS_KEPT * sizeof *self->others);
     if (self->others == NULL) return PyErr_NoMemory(), -1;
-    *place_among_others(self, shown.object) = shown;
+    let_go(self, shown.object);
+    if (self->other_count >= OBJECTS_KEPT) self->other_count = 0;
+    self->others[self->other_count++] = shown;
     return 0;
 }
 

@@ -141,13 +141,8 @@ static int64_t meet(TensorIds *self, PyObject *tensor, Sight *sight) {
     Storage *storage = find_storage(&self->storages, sight->stored);
     Shown *known = storage == NULL ? NULL : find_shown(storage, tensor, sight->offset, sight->geometry);
     if (known == NULL) return meet_new(self, tensor, sight);
-    if (known->object == tensor) {
-        known->data = sight->data; /* the storage has moved */
-        return known->tensor;
-    }
-    /* autograd had saved it, and has made a new tensor of it */
-    Shown shown = {tensor, sight->data, sight->offset, sight->geometry, known->tensor};
-    return remember_shown(storage, shown) < 0 ? -1 : shown.tensor;
+    if (known->object == tensor) known->data = sight->data; /* the storage has moved */
+    return known->tensor; /* another object: autograd had saved it, and has made a new tensor of it */
 }
 
 /* Returns the number of a tensor. In one storage, the same geometry at the same address has the same offset. */
