@@ -7,6 +7,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <stdint.h>
+#include <time.h>
 
 /* Returns an object as a number; -1 with an exception if there is none, or it is none. */
 static inline int64_t to_int64(PyObject *stolen) {
@@ -14,6 +15,18 @@ static inline int64_t to_int64(PyObject *stolen) {
     int64_t number = PyLong_AsLongLong(stolen);
     Py_DECREF(stolen);
     return number;
+}
+
+/* Returns the time of `time.perf_counter_ns`, or of what a test has put in its place; -1 with an exception. */
+static inline int64_t read_clock(PyObject *clock) {
+#if defined(__linux__) /* Python's own function reads this clock there, and takes 100 ns more */
+    struct timespec now;
+    if (PyCFunction_Check(clock)) {
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+    }
+#endif
+    return to_int64(PyObject_CallNoArgs(clock));
 }
 
 /* Returns whether an object is true; -1 with an exception if there is none. */

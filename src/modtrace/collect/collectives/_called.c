@@ -19,16 +19,7 @@
 
 enum { NOT_NOTED = -1, INTERRUPTED = -2, FAILED = -3 };
 
-int64_t clock_ns(Calls *self) {
-#if defined(__linux__) /* the clock of `time.perf_counter_ns` there */
-    struct timespec now;
-    (void)self;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
-#else
-    return to_int64(PyObject_CallNoArgs(self->held[CLOCK]));
-#endif
-}
+int64_t clock_ns(Calls *self) { return read_clock(self->held[CLOCK]); }
 
 /* Reports the set exception, which ends the noting. Leaves set what is no Exception. */
 static int64_t report(Calls *self) {

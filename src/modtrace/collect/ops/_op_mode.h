@@ -59,6 +59,7 @@ typedef struct {
     PyObject *held[HELD];               /* owned; NULL before `set_up` */
     PyObject *where, *backward, *log;   /* of the last op; owned. `where` is the mode itself: no op has run yet */
     PyObject *task_backward, *maker;    /* of the graph task that ran last; owned, or NULL */
+    PyObject *context, *code;           /* a context, and a function that runs ops in it; owned, or NULL */
     PyObject *measured[MEASURED];       /* owned; NULL if ops are not measured */
     long long usual_mask;               /* the captures that want every output; -1: `OpValues.ended` finds them */
     long long task, next;               /* that task; the number of the next op */

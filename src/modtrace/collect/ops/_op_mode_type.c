@@ -42,7 +42,7 @@ static const char *const SPELLED[OP_NAMES] = {
 /* Everything that a mode owns, but for its operators and its events. */
 static const size_t OWNED[] = {
     offsetof(OpMode, where), offsetof(OpMode, backward), offsetof(OpMode, log), offsetof(OpMode, task_backward),
-    offsetof(OpMode, maker),
+    offsetof(OpMode, maker), offsetof(OpMode, context), offsetof(OpMode, code),
 };
 
 enum { OWNED_COUNT = sizeof OWNED / sizeof *OWNED };

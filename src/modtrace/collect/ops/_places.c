@@ -38,15 +38,27 @@ static int64_t last_context(OpMode *self, PyObject *log) {
     return size < 0 ? -2 : size - 1;
 }
 
+/* Returns whether the set of the functions that were seen to run ops in a context has this one; -1 with an exception. A
+   set never loses any, and hashing a function's code takes long. Takes the references of both. */
+static int is_in_context(OpMode *self, PyObject *context, PyObject *code) {
+    if (context == self->context && code == self->code) return Py_DECREF(context), Py_DECREF(code), 1;
+    PyObject *codes = PyObject_GetAttr(context, NAME(CODES));
+    int is_known = codes == NULL ? -1 : PySet_Contains(codes, code);
+    Py_XDECREF(codes);
+    PyObject *before = is_known > 0 ? self->context : context, *code_before = is_known > 0 ? self->code : code;
+    if (is_known > 0) {
+        self->context = context;
+        self->code = code;
+    }
+    Py_XDECREF(before);
+    Py_XDECREF(code_before);
+    return is_known;
+}
+
 /* Returns whether the function that runs the op was seen to run ops in this context; -1 with an exception. */
 static int is_known_code(OpMode *self, PyObject *log, PyFrameObject *frame) {
     PyObject *context = PyObject_GetAttr(log, NAME(CONTEXT));
-    PyObject *codes = context == NULL ? NULL : PyObject_GetAttr(context, NAME(CODES));
-    PyObject *code = (PyObject *)PyFrame_GetCode(frame);
-    int is_known = codes == NULL ? -1 : PySet_Contains(codes, code);
-    Py_DECREF(code);
-    Py_XDECREF(codes);
-    Py_XDECREF(context);
+    int is_known = context == NULL ? -1 : is_in_context(self, context, (PyObject *)PyFrame_GetCode(frame));
     return is_known ? is_known : is_true(log, NAME(PINNED));
 }
 
