@@ -161,10 +161,10 @@ static int begin(OpMode *self, Run *run) {
 
 /* ---- After an op. */
 
-int append_event(OpMode *self, const int64_t event[EVENT_WIDTH]) {
-    if (API(self)->reserve(&self->events, EVENT_WIDTH) < 0) return -1;
-    memcpy(self->events.items + self->events.count, event, EVENT_WIDTH * sizeof *event);
-    self->events.count += EVENT_WIDTH;
+int append_numbers(OpMode *self, Column *column, const int64_t *numbers, int width) {
+    if (API(self)->reserve(column, width) < 0) return -1;
+    memcpy(column->items + column->count, numbers, (size_t)width * sizeof *numbers);
+    column->count += width;
     return 0;
 }
 
@@ -173,7 +173,7 @@ static int finish_event(OpMode *self, Run *run) {
     run->event[EVENT_TENSORS] = ids->next;
     run->event[EVENT_LIVE_AFTER] = ids->storages.live_bytes;
     run->event[EVENT_ALLOCATED] = API(self)->take_allocated(ids);
-    if (append_event(self, run->event) < 0) return -1;
+    if (append_numbers(self, &self->events, run->event, EVENT_WIDTH) < 0) return -1;
     self->is_running = 0;
     return 0;
 }

@@ -18,15 +18,19 @@ enum { NO_NODE = -1 };
 enum { IDS, READER, NUMBERS, ADD_ARGUMENTS, BEFORE, AFTER, LOGS, THREADS, TENSOR, CUSTOM_FUNCTION, IS_GRAD_ENABLED,
        SAVED_TENSORS_HOOKS, GRAPH_TASK_ID, CURRENT_NODE, SEQUENCE_NR, CLOCK, OPTIMIZER_STARTS, HELD };
 
-/* What `measure_with` receives, in this order, and what `OpValues` puts there later. */
-enum { VALUES, ENDED, MEASURE, SITES, INTERVALS, LATEST, MEASURED };
+/* What `measure_with` receives, in this order. */
+enum { VALUES, ENDED, MEASURE, LATEST, MEASURED };
+
+/* Numbers that a measurement has, as in values.py. */
+enum { MEASURED_ROW, MEASURED_OP, MEASURED_MASK, MEASURED_SLOT, MEASURED_GEOMETRY, MEASURED_START_NS, MEASURED_END_NS,
+       MEASURED_WIDTH };
 
 /* Names of attributes and methods, made once. */
 enum { NAME_ADD_SCHEMA, NAME_ADDING_FOR, NAME_CHECK_FRAMES, NAME_CODES, NAME_CONTEXT, NAME_CONTEXTS,
        NAME_CREATE_GRAPH, NAME_CURRENT, NAME_FAIL, NAME_HOOKED, NAME_INSIDE, NAME_IS_OURS,
        NAME_LOCATE_ELSEWHERE, NAME_LOG, NAME_MARKS_ADDITIONS, NAME_NAME, NAME_ONLY_WRITTEN, NAME_PINNED,
-       NAME_RAISED, NAME_RECOUNT, NAME_REPORT_LEAVES, NAME_SEGMENT, NAME_SEQUENCE_NR, NAME_START_NS, NAME_START_RUN,
-       NAME_TASK, NAME_UNTYPED_STORAGE, NAME_VERSION, NAME_VERSIONS, OP_NAMES };
+       NAME_RAISED, NAME_RECOUNT, NAME_REPORT_LEAVES, NAME_SEGMENT, NAME_SEQUENCE_NR, NAME_START_RUN, NAME_TASK,
+       NAME_UNTYPED_STORAGE, NAME_VERSION, NAME_VERSIONS, OP_NAMES };
 
 /* An argument that an op writes to. */
 typedef struct {
@@ -64,7 +68,7 @@ typedef struct {
     long long usual_mask;               /* the captures that want every output; -1: `OpValues.ended` finds them */
     long long task, next;               /* that task; the number of the next op */
     char is_running, is_off;
-    Column events;
+    Column events, measurements;
     Op **ops; /* open addressing by the address of `func`, at most half full */
     size_t op_capacity, op_count;
 } OpMode;
@@ -93,8 +97,8 @@ int locate(OpMode *self, PyObject *log, Place *place);
 /* Returns what is known of an operator, borrowed: operators live as long as the mode. NULL with an exception. */
 const Op *find_op(OpMode *self, PyObject *func);
 
-/* Appends an event. Returns -1 with MemoryError. */
-int append_event(OpMode *self, const int64_t event[EVENT_WIDTH]);
+/* Appends an event or a measurement. Returns -1 with MemoryError. */
+int append_numbers(OpMode *self, Column *column, const int64_t *numbers, int width);
 
 /* Visits each tensor of an output, with its slot, as `tensors_in` does. */
 int visit_tensors(OpMode *self, PyObject *value, PyObject *slot, Run *run, Visit visit);

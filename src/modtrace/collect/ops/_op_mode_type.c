@@ -29,7 +29,6 @@ static const char *const SPELLED[OP_NAMES] = {
     [NAME_REPORT_LEAVES] = "report_leaves",
     [NAME_SEGMENT] = "segment",
     [NAME_SEQUENCE_NR] = "_sequence_nr",
-    [NAME_START_NS] = "start_ns",
     [NAME_START_RUN] = "_start_run",
     [NAME_TASK] = "task",
     [NAME_UNTYPED_STORAGE] = "untyped_storage",
@@ -79,7 +78,7 @@ static PyObject *mode_set_up(PyObject *object, PyObject *args) {
 /* measure_with(...): receives what `MEASURED` lists. */
 static PyObject *mode_measure_with(PyObject *object, PyObject *const *given, Py_ssize_t count) {
     OpMode *self = (OpMode *)object;
-    if (count != MEASURED || !PyList_Check(given[SITES]) || !PyList_Check(given[INTERVALS]) || !PyDict_Check(given[LATEST]))
+    if (count != MEASURED || !PyDict_Check(given[LATEST]))
         return PyErr_Format(PyExc_TypeError, "measure_with() takes %d objects of certain types", MEASURED);
     for (int at = 0; at < MEASURED; at++) {
         PyObject *before = self->measured[at];
@@ -120,6 +119,7 @@ static void mode_dealloc(PyObject *object) {
     mode_clear(object);
     drop_ops(self);
     free(self->events.items);
+    free(self->measurements.items);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
     Py_DECREF(type);
 }
@@ -148,19 +148,27 @@ static PyObject *mode_append(PyObject *self, PyObject *const *given, Py_ssize_t 
     if (!is_set_up((OpMode *)self)) return NULL;
     if (count != EVENT_WIDTH) return PyErr_Format(PyExc_TypeError, "append_event() takes %d numbers", EVENT_WIDTH);
     for (int at = 0; at < EVENT_WIDTH; at++) event[at] = PyLong_AsLongLong(given[at]);
-    if (PyErr_Occurred() || append_event((OpMode *)self, event) < 0) return NULL;
+    if (PyErr_Occurred() || append_numbers((OpMode *)self, &((OpMode *)self)->events, event, EVENT_WIDTH) < 0)
+        return NULL;
     Py_RETURN_NONE;
 }
 
-static PyObject *mode_take_events(PyObject *object, PyObject *Py_UNUSED(none)) {
-    OpMode *self = (OpMode *)object;
+static PyObject *take_column(OpMode *self, Column *column) {
     if (!is_set_up(self)) return NULL;
-    Column taken = self->events; /* what another thread appends while the array is made comes next */
-    self->events = (Column){NULL, 0, 0};
-    PyObject *events = self->state->api->to_array(&taken);
-    if (events == NULL && self->events.items == NULL) self->events = taken;
+    Column taken = *column; /* what another thread appends while the array is made comes next */
+    *column = (Column){NULL, 0, 0};
+    PyObject *array = self->state->api->to_array(&taken);
+    if (array == NULL && column->items == NULL) *column = taken;
     else free(taken.items);
-    return events;
+    return array;
+}
+
+static PyObject *mode_take_events(PyObject *self, PyObject *Py_UNUSED(none)) {
+    return take_column((OpMode *)self, &((OpMode *)self)->events);
+}
+
+static PyObject *mode_take_measurements(PyObject *self, PyObject *Py_UNUSED(none)) {
+    return take_column((OpMode *)self, &((OpMode *)self)->measurements);
 }
 
 static PyObject *mode_get_event_count(PyObject *self, void *Py_UNUSED(closure)) {
@@ -174,12 +182,14 @@ static PyMethodDef methods[] = {
      "__torch_dispatch__(func, types, args=(), kwargs=None): records an op, and returns what it returns."},
     {"set_up", mode_set_up, METH_VARARGS, "set_up(state, held): receives what runs for every op; see _op_mode.h."},
     {"measure_with", FAST(mode_measure_with), METH_FASTCALL,
-     "measure_with(...): receives what measures the outputs of ops, and where it is noted; see _op_mode.h."},
+     "measure_with(...): receives what measures the outputs of ops; see _op_mode.h."},
     {"schema_of", mode_schema_of, METH_O, "schema_of(func): returns the OpSchema of an operator."},
     {"locate", mode_locate, METH_O,
      "locate(log): records where an op runs; returns the event of the segment, the number of the node, and flags."},
     {"append_event", FAST(mode_append), METH_FASTCALL, "append_event(...): appends the numbers of an op."},
     {"take_events", mode_take_events, METH_NOARGS, "take_events(): returns the numbers of the ops since the last call."},
+    {"take_measurements", mode_take_measurements, METH_NOARGS,
+     "take_measurements(): returns the numbers of the outputs that were measured here since the last call."},
     {NULL, NULL, 0, NULL},
 };
 

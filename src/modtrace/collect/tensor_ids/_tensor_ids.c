@@ -48,6 +48,13 @@ static int64_t slot_of(TensorIds *self, PyObject *slot) {
     return number_in(self->slot_numbers, self->slots, slot);
 }
 
+int number_output(TensorIds *self, PyObject *tensor, PyObject *slot, int64_t *geometry, int64_t *slot_number) {
+    const void *data;
+    *geometry = find_geometry(&self->geometries, self->state, tensor, &data);
+    *slot_number = *geometry < 0 ? -1 : slot_of(self, slot);
+    return *slot_number < 0 ? -1 : 0;
+}
+
 /* Reads the size of a storage in bytes. -1: it is not known, because it is symbolic, or because a subclass raises.
    Returns -1 with an exception that is not to be caught. */
 static int read_size(TensorIds *self, PyObject *stored, int64_t *size) {

@@ -186,6 +186,9 @@ int note_unreadable(TensorIds *self, PyObject *tensor, int64_t op, PyObject *slo
 /* Returns the bytes that were added to storages since the last call. */
 int64_t take_allocated(TensorIds *self);
 
+/* Finds the numbers of a tensor's geometry and of its slot. Returns -1 with an exception. */
+int number_output(TensorIds *self, PyObject *tensor, PyObject *slot, int64_t *geometry, int64_t *slot_number);
+
 /* ---- Arguments of ops. */
 
 extern PyType_Spec reader_spec;
@@ -208,6 +211,7 @@ struct TensorApi {
     int (*resized)(TensorIds *self, PyObject *stored);
     int (*note_unreadable)(TensorIds *self, PyObject *tensor, int64_t op, PyObject *slot, PyObject *error);
     int64_t (*take_allocated)(TensorIds *self);
+    int (*number_output)(TensorIds *self, PyObject *tensor, PyObject *slot, int64_t *geometry, int64_t *slot_number);
 };
 
 /* The state of the module. Instances hold their types and types hold the module, so it lives long enough. */

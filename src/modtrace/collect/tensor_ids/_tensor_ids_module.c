@@ -26,7 +26,8 @@ static PyTypeObject *add_type(PyObject *module, PyType_Spec *spec) {
 /* Adds what other extensions call. It lives as long as the module, which they hold. */
 static int add_api(PyObject *module, State *state) {
     state->api = (TensorApi){state->ids_type, state->reader_type, column_reserve, column_to_array, read_arguments,
-                             make_tensor, write_tensor, note_resized, note_unreadable, take_allocated};
+                             make_tensor, write_tensor, note_resized, note_unreadable, take_allocated,
+                             number_output};
     PyObject *capsule = PyCapsule_New(&state->api, TENSOR_API, NULL);
     int failed = capsule == NULL ? -1 : PyModule_AddObjectRef(module, "api", capsule);
     Py_XDECREF(capsule);

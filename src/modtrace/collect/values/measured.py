@@ -3,10 +3,10 @@
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import torch
 
@@ -17,6 +17,7 @@ from ...recording.role import ROLES
 from ...torch_internals.tensors import base_of
 from ..backward.graph_walk import base_made_in
 from ..log.call_context import CallContext
+from ..log.nesting import Ints
 from ..log.segments import Segment
 from .capture_masks import ROLE_CODES, Asked, Mask
 from .gradient_taps import GradientTap
@@ -25,7 +26,25 @@ from .gradient_taps import GradientTap
 Sites = list[Any]
 
 
-class MeasuredOutputs:
+class HasSites:
+    """Holds measurements, each with its site."""
+
+    __slots__ = ()
+
+    width: ClassVar[int]  # the number of entries for each site, the first of which is the measurement
+    sites: Sites
+    intervals: Sequence[int]  # when measuring took place: start_ns, end_ns, start_ns, ...
+
+    def row_numbers(self) -> "tuple[Rows, list[int]] | None":
+        """Returns where there are measurements without a site, and the numbers of their rows; None: there are none."""
+        return None
+
+    def forget(self) -> None:
+        """Drops all measurements."""
+        self.sites.clear()
+
+
+class MeasuredOutputs(HasSites):
     """The measurements of the arguments and outputs of one segment's calls."""
 
     width = 4  # the number of entries: measurement, event, slot and mark
@@ -37,7 +56,7 @@ class MeasuredOutputs:
         self.active = active  # the captures that may want the segment's step
         self.thread: int = segment.log.number
         self.sites: Sites = []
-        self.intervals: list[int] = []  # when measuring took place: start_ns, end_ns, start_ns, ...
+        self.intervals: list[int] = []
         self.known: dict[int, GradientTap] = {}  # by id of the tensor, while the segment runs
         self.taps: list[GradientTap] = []  # all taps with a hook
 
@@ -78,7 +97,7 @@ def name_of_tensor(path: str, mark: int, slot: str) -> str:
     return join(path, ROLES[mark & ROLE_CODES] + slot)
 
 
-class MeasuredGradients:
+class MeasuredGradients(HasSites):
     """The measurements of the gradients that one backward computed."""
 
     width = 2  # the number of entries: measurement and tap
@@ -112,7 +131,7 @@ class MeasuredGradients:
         return last[2]
 
 
-class _MeasuredInPhase:
+class _MeasuredInPhase(HasSites):
     """The measurements of one phase that belong to no call of a segment."""
 
     width = 5
@@ -155,12 +174,22 @@ def not_measured(note: str | None) -> Measurement:
 Measured = MeasuredOutputs | MeasuredGradients | MeasuredInside | MeasuredParameters
 
 
-class HasSites(Protocol):
-    """Holds measurements, each with its site."""
+@dataclass(eq=False, slots=True)
+class PlainRows:
+    """Measurements that C has made of plain tensors in main memory, as columns: an object for each takes longer."""
 
-    sites: Sites
-    width: int  # the number of entries for each site, the first of which is the measurement
-    intervals: list[int]
+    rows: Rows
+    row: Ints
+    start_ns: Ints
+    kind: Ints  # positions in `kinds`
+    kinds: Sequence[tuple[Any, ...]]  # shape, dtype, note, and two that such tensors have not
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    def at(self, places: Sequence[int]) -> "PlainRows":
+        """Returns the measurements at these places."""
+        return replace(self, row=self.row[places], start_ns=self.start_ns[places], kind=self.kind[places])
 
 
 def columns_of(sites: Sites, width: int) -> list[list[Any]]:
@@ -177,7 +206,7 @@ def free_rows(measured: Iterable[HasSites]) -> None:
         for extra in map(_EXTRA, some.sites[:: some.width]):
             if extra is not None:
                 extra.free()
-        some.sites.clear()
+        some.forget()
     for rows, numbers in taken:
         rows.free(numbers)
 
@@ -189,9 +218,14 @@ def are_finite(measured: Iterable[HasSites]) -> bool:
 
 def _rows_of(measured: Iterable[HasSites]) -> Iterator[tuple[Rows, list[int]]]:
     """Yields each `Rows` that holds statistics of these measurements, with the numbers of the rows used, each once."""
-    samples = list(chain.from_iterable(some.sites[:: some.width] for some in measured))
+    given = list(measured)
+    samples = list(chain.from_iterable(some.sites[:: some.width] for some in given))
     for rows, _, numbers in group_by_rows(samples):
         yield rows, list(dict.fromkeys(numbers))
+    for some in given:
+        plain = some.row_numbers()
+        if plain is not None:
+            yield plain
 
 
 def group_by_rows(samples: Sequence[Measurement]) -> Iterator[tuple[Rows, Sequence[int], Sequence[int]]]:

@@ -29,6 +29,7 @@ from .measured import (
     MeasuredInside,
     MeasuredOutputs,
     MeasuredParameters,
+    PlainRows,
     columns_of,
     group_by_rows,
 )
@@ -65,17 +66,23 @@ def value_columns(
     ]
     if not parts:
         return None
-    samples = list(chain.from_iterable(part.samples for part in parts))
+    parts.sort(key=lambda part: isinstance(part.samples, PlainRows))
+    plain = [part.samples for part in parts if isinstance(part.samples, PlainRows)]
+    samples = list(
+        chain.from_iterable(part.samples for part in parts if not isinstance(part.samples, PlainRows))
+    )
     step = np.concatenate([np.full(len(part.samples), part.step, np.int32) for part in parts])
-    start_ns = _integers_of("start_ns", samples)
+    start_ns = np.concatenate([_integers_of("start_ns", samples), *(rows.start_ns for rows in plain)])
+    ids = np.fromiter(map(id, samples), np.int64, len(samples))
     order = np.lexsort((start_ns, step))  # a stable sort keeps the sites of one tensor together
-    samples = [samples[at] for at in order.tolist()]
     step = step[order]
     named, masks, phase, module_id, nth, call_id, op_id = (
         np.concatenate(column)[order] for column in zip(*(part[2:9] for part in parts), strict=True)
     )
-    kinds = _kinds_of(samples)
-    extras = list(map(attrgetter("extra"), samples))
+    kinds = _kinds_of(samples, plain, order)
+    extras: list[Extra | None] = [*map(attrgetter("extra"), samples), *(len(order) - len(samples)) * [None]]
+    if any(extra is not None for extra in extras):
+        extras = [extras[at] for at in order.tolist()]
     wants = _wants(extras, masks, step, capture_masks)
     columns: Columns = {
         "step": step,
@@ -83,9 +90,9 @@ def value_columns(
         "site_id": sites.get(module_id.tolist(), nth.tolist(), named.tolist()),
         "call_id": np.ma.masked_array(call_id, call_id < 0),
         "op_id": np.ma.masked_array(op_id, op_id < 0),
-        "order": _orders(step, np.fromiter(map(id, samples), np.int64, len(samples))),
+        "order": _orders(step, np.concatenate([ids, *(rows.row for rows in plain)])[order]),
         **kinds,
-        **_statistics(samples),
+        **_statistics(samples, plain, order),
     }
     if wants is not None:
         columns["note"] = extra_notes(kinds["note"], extras, wants)
@@ -93,10 +100,11 @@ def value_columns(
     return columns
 
 
-def _kinds_of(samples: Sequence[Measurement]) -> Columns:
+def _kinds_of(samples: Sequence[Measurement], plain: Sequence[PlainRows], order: Ints) -> Columns:
     """Returns the columns that many tensors share: shapes, dtypes and notes."""
     kinds = NumberedKeys()
-    of_rows = kinds.of(map(attrgetter("shape", "dtype", "note", "shard", "requires_grad"), samples))
+    of_samples = kinds.of(map(attrgetter("shape", "dtype", "note", "shard", "requires_grad"), samples))
+    of_rows = np.concatenate([of_samples, *(kinds.of(rows.kinds)[rows.kind] for rows in plain)])[order]
     shapes, dtypes, notes, shards, requires_grad = zip(*kinds, strict=True)
     numels = [0 if dtype is None else math.prod(shape) for shape, dtype in zip(shapes, dtypes, strict=True)]
     return {
@@ -165,7 +173,9 @@ def _wanted(part: "ValuePart", active: Mask) -> "ValuePart":
 def _only(part: "ValuePart", here: list[int]) -> "ValuePart":
     """Returns the rows at these positions."""
     columns: Any = (column[here] for column in part[2:9])
-    return ValuePart(part.step, [part.samples[at] for at in here], *columns)
+    samples = part.samples
+    chosen = samples.at(here) if isinstance(samples, PlainRows) else [samples[at] for at in here]
+    return ValuePart(part.step, chosen, *columns)
 
 
 def _wants(
@@ -190,7 +200,7 @@ class ValuePart(NamedTuple):
     """The rows of one `Measured` as columns; -1 stands for null."""
 
     step: int
-    samples: Sequence[Measurement]
+    samples: Sequence[Measurement] | PlainRows
     named: Ints  # indices into `SiteIds.names`
     masks: Ints  # the captures that wanted the tensor when it was measured
     phase: npt.NDArray[np.int8]
@@ -326,12 +336,14 @@ def _integers_of(name: str, samples: Sequence[Measurement]) -> Ints:
     return np.fromiter(map(attrgetter(name), samples), np.int64, len(samples))
 
 
-def _statistics(samples: Sequence[Measurement]) -> Columns:
+def _statistics(samples: Sequence[Measurement], plain: Sequence[PlainRows], order: Ints) -> Columns:
     """Returns the columns of statistics; null where a tensor was not measured."""
     table = np.full((len(samples), len(_STATISTICS)), np.nan)
     measured = np.zeros(len(samples), bool)
     for rows, here, numbers in group_by_rows(samples):
         table[here], measured[here] = rows.read(numbers), True
+    table = np.concatenate([table, *(some.rows.read(some.row.tolist()) for some in plain)])[order]
+    measured = np.append(measured, np.ones(len(order) - len(samples), bool))[order]
     statistics = dict(zip(_STATISTICS, table.T, strict=True))
     empty = statistics["count"] == 0
     finite = (

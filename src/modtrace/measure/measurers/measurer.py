@@ -67,9 +67,9 @@ class Measurer:
     def __init__(self, together: Together | None = None) -> None:
         #: What measures a tensor by its `kind_of`, if it may be read as it is.
         self._plain = dict.fromkeys(plain_kinds(), self._measure_memory)
-        self._host = HostRows()
+        self.host_rows = HostRows()
         #: Measures plain tensors in main memory in C; None: it is not there.
-        self.host_measurer = _new_host_measurer(self._host)
+        self.host_measurer = _new_host_measurer(self.host_rows)
         self._arriving: dict[torch.device, tuple[CudaKernels, ArrivingRows]] = {}
         self._devices: dict[torch.device, DeviceRows] = {}
         self._together = together or Together()
@@ -105,6 +105,10 @@ class Measurer:
         except Exception as error:  # a subclass of the user's, a device that lacks an op
             return _unmeasured(tensor, error)
 
+    def of_row(self, tensor: torch.Tensor, row: int) -> Measurement:
+        """Returns the measurement of a plain tensor that C has measured into a row."""
+        return _measured(self.host_rows, row, tensor.shape, tensor.dtype, None)
+
     @property
     def has_met_device(self) -> bool:
         """True if tensors on a device were measured: reading their rows waits until they have come."""
@@ -127,7 +131,7 @@ class Measurer:
         extent = None if form is None else extent_of(tensor)
         if form is None or extent is None:
             return None
-        host = self._host
+        host = self.host_rows
         kind = None
         if measure_into is not None and extent.shape is None and not extent.address % tensor.element_size():
             kind = KINDS.get(dtype)  # numpy knows how to read what is not aligned

@@ -240,17 +240,29 @@ static PyObject *make_for(HostMeasurer *self, PyObject *tensor, const Memory *me
     return made;
 }
 
-static PyObject *measurer_measure(PyObject *object, PyObject *tensor) {
-    HostMeasurer *self = (HostMeasurer *)object;
-    Memory memory;
+/* Measures a tensor. Returns the number of its row, owned, or None if Python has to measure it. */
+static PyObject *fill_row(HostMeasurer *self, PyObject *tensor, Memory *memory) {
     int is_read = is_plain(&self->plain, tensor);
-    if (is_read > 0) is_read = read_memory(tensor, self->exchange, &memory);
+    if (is_read > 0) is_read = read_memory(tensor, self->exchange, memory);
     if (is_read <= 0) return is_read ? NULL : Py_NewRef(Py_None);
     PyObject *row = take_row(self);
     uint64_t address = row == NULL ? 0 : address_of_row(&self->path, row);
-    PyObject *made = address == 0 ? NULL : make_for(self, tensor, &memory, row);
-    if (made != NULL) measure_memory(&memory, (double *)(uintptr_t)address);
-    Py_XDECREF(row);
+    if (address == 0) Py_CLEAR(row);
+    else measure_memory(memory, (double *)(uintptr_t)address);
+    return row;
+}
+
+static PyObject *measurer_measure_row(PyObject *self, PyObject *tensor) {
+    Memory memory;
+    return fill_row((HostMeasurer *)self, tensor, &memory);
+}
+
+static PyObject *measurer_measure(PyObject *self, PyObject *tensor) {
+    Memory memory;
+    PyObject *row = fill_row((HostMeasurer *)self, tensor, &memory);
+    if (row == NULL || row == Py_None) return row;
+    PyObject *made = make_for((HostMeasurer *)self, tensor, &memory, row);
+    Py_DECREF(row);
     return made;
 }
 
@@ -294,6 +306,7 @@ static void measurer_dealloc(PyObject *object) {
 
 static PyMethodDef methods[] = {
     {"measure", measurer_measure, METH_O, "measure(tensor): returns its measurement; None if Python has to measure it."},
+    {"measure_row", measurer_measure_row, METH_O, "measure_row(tensor): the same, but returns the row's number."},
     {NULL, NULL, 0, NULL},
 };
 
