@@ -1,6 +1,7 @@
-/* What both recording and measuring an op need: the tensors in what it returns or is given, the clock, errors. */
+/* What both recording and measuring an op need: the tensors in what it returns or is given, the clock, errors, columns. */
 
 #include "_op_mode.h"
+#include <string.h>
 
 int forgive(void) {
     if (!PyErr_ExceptionMatches(PyExc_Exception)) return -1;
@@ -9,6 +10,13 @@ int forgive(void) {
 }
 
 int64_t clock_ns(OpMode *self) { return read_clock(self->held[CLOCK]); }
+
+int append_numbers(OpMode *self, Column *column, const int64_t *numbers, int width) {
+    if (self->state->api->reserve(column, width) < 0) return -1;
+    memcpy(column->items + column->count, numbers, (size_t)width * sizeof *numbers);
+    column->count += width;
+    return 0;
+}
 
 static int is_tensor(const OpMode *self, PyObject *value) {
     return PyObject_TypeCheck(value, (PyTypeObject *)self->held[TENSOR]);

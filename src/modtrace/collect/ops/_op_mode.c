@@ -4,9 +4,6 @@
    meanwhile. So nothing that they can move is held across it. */
 
 #include "_op_mode.h"
-#include <stddef.h>
-#include <stdlib.h>
-#include <string.h>
 
 #define NAME(name) self->state->names[NAME_##name]
 #define TENSORS(self) ((TensorIds *)(self)->held[IDS])
@@ -160,13 +157,6 @@ static int begin(OpMode *self, Run *run) {
 }
 
 /* ---- After an op. */
-
-int append_numbers(OpMode *self, Column *column, const int64_t *numbers, int width) {
-    if (API(self)->reserve(column, width) < 0) return -1;
-    memcpy(column->items + column->count, numbers, (size_t)width * sizeof *numbers);
-    column->count += width;
-    return 0;
-}
 
 static int finish_event(OpMode *self, Run *run) {
     TensorIds *ids = TENSORS(self);
