@@ -131,9 +131,9 @@ class OpValues:
 
     def take(self) -> MeasuredOps | None:
         """Returns the measurements since the last call."""
-        self._latest.clear()
         measured, self._measured = self._measured, self._none_measured()
         numbers = np.array(self._mode.take_measurements(), np.int64)
+        self._latest.clear()  # not before: another thread may run an op meanwhile
         measured.numbers = numbers.reshape(-1, MEASURED_WIDTH)
         if self._shared:
             shared, self._shared = self._shared, {}

@@ -220,12 +220,11 @@ def _rows_of(measured: Iterable[HasSites]) -> Iterator[tuple[Rows, list[int]]]:
     """Yields each `Rows` that holds statistics of these measurements, with the numbers of the rows used, each once."""
     given = list(measured)
     samples = list(chain.from_iterable(some.sites[:: some.width] for some in given))
-    for rows, _, numbers in group_by_rows(samples):
+    found = [(rows, numbers) for rows, _, numbers in group_by_rows(samples)]
+    found += [plain for some in given if (plain := some.row_numbers()) is not None]
+    for rows in dict.fromkeys(rows for rows, _ in found):
+        numbers = chain.from_iterable(numbers for other, numbers in found if other is rows)
         yield rows, list(dict.fromkeys(numbers))
-    for some in given:
-        plain = some.row_numbers()
-        if plain is not None:
-            yield plain
 
 
 def group_by_rows(samples: Sequence[Measurement]) -> Iterator[tuple[Rows, Sequence[int], Sequence[int]]]:
