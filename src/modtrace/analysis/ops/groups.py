@@ -71,7 +71,7 @@ def _fold(ops: StepOps, grouping: Grouping) -> Grouping:
         if len(rows) > 1 and path is not None:
             sizes = [grouping.groups[row].allocated_bytes for row in rows]
             known = [size for size in sizes if size is not None]
-            place = replace(place, name=path, path=path)
+            place = place._replace(name=path, path=path)
             first = replace(
                 first,
                 name=place.name_call(first.call),

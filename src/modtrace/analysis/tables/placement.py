@@ -2,15 +2,15 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import NamedTuple, cast
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from ...recording.module_path import is_below, join, path_below
 from ...recording.protocols import RecordingData
-from .columns import ArrowTable, Column, Rows
+from .columns import ArrowTable, Column, Rows, find_rows, take
 
 NO_MODULE = -1
 NOWHERE = -1
@@ -54,17 +54,23 @@ class TreePlace(NamedTuple):
         return self.path != self.module.path
 
 
-def merge_wrappers(rows: Sequence[Mapping[str, Any]]) -> dict[int, Module]:
+def merge_wrappers(table: ArrowTable) -> dict[int, Module]:
     """Returns the modules by id. A wrapper and the wrapped module have one path, and share an entry with both names."""
-    by_id = {row["module_id"]: row for row in rows}  # the last row of a module counts
-    chains: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
+    columns = {name: table[name].to_pylist() for name in (*Module._fields, "raw_path")}
+    raw_paths = dict(zip(columns["module_id"], columns.pop("raw_path"), strict=True))
+    columns["aliases"] = [tuple(dict.fromkeys(aliases)) for aliases in columns["aliases"]]
+    columns["name"] = [name or None for name in columns["name"]]
+    read = (Module(*row) for row in zip(*columns.values(), strict=True))
+    by_id = {module.module_id: module for module in read}  # the last row of a module counts
+    if not any(_is_wrapped(module, by_id) for module in by_id.values()):
+        return by_id
+    chains: dict[int, list[Module]] = defaultdict(list)
     for module_id, outermost in _find_outermost(by_id).items():
         chains[outermost].append(by_id[module_id])
     merged: dict[int, Module] = {}
     for outermost, chain in chains.items():
-        if len(chain) > 1:
-            chain.sort(key=lambda row: (row["module_id"] != outermost, len(row["raw_path"])))
-        merged.update(dict.fromkeys([row["module_id"] for row in chain], _merge(chain)))
+        chain.sort(key=lambda module: (module.module_id != outermost, len(raw_paths[module.module_id])))
+        merged.update(dict.fromkeys([module.module_id for module in chain], _merge(chain)))
     return merged
 
 
@@ -73,19 +79,70 @@ def read_modules(data: RecordingData) -> dict[int, Module]:
     return _read(data).modules
 
 
-class _Read(NamedTuple):
-    table: ArrowTable
-    modules: dict[int, Module]
-    models: int  # the number of roots that hold modules: a loss function is none
+class _Read:
+    """What was read of the modules of a recording, and the places at which they are registered."""
+
+    def __init__(self, table: ArrowTable) -> None:
+        self.table = table
+        self.modules = modules = merge_wrappers(table)
+        #: The number of roots that hold modules: a loss function is none.
+        self.models = len({module.root_id for module in modules.values() if module.path})
+
+    @cached_property
+    def main(self) -> dict[int, int]:
+        """The place of each module, by the id that its merged entry has."""
+        distinct = dict.fromkeys(module.module_id for module in self.modules.values())
+        return {module_id: place for place, module_id in enumerate(distinct)}
+
+    @cached_property
+    def places(self) -> list[TreePlace]:
+        """The places at which the modules are registered."""
+        distinct = {module.module_id: module for module in self.modules.values()}
+        above = (_find_parent(module, self.modules) for module in distinct.values())
+        return [
+            TreePlace(module, module.path, NOWHERE if parent is None else self.main[parent.module_id])
+            for module, parent in zip(distinct.values(), above, strict=True)
+        ]
+
+    def place_registered(self, modules: Column, parents: Rows) -> Rows:
+        """Returns the places of modules that are called in what they are registered in; NOWHERE for others."""
+        ids, main, around = self._registered
+        at = find_rows(ids, modules)
+        places = take(main, at)
+        waiting = np.flatnonzero((at >= 0) & (parents != NOWHERE))
+        above = around[places[waiting]]
+        found = np.where(parents == NOWHERE, places, NOWHERE)
+        while len(waiting):
+            is_found = above == parents[waiting]
+            found[waiting[is_found]] = places[waiting[is_found]]
+            waiting, above = (column[~is_found & (above != NOWHERE)] for column in (waiting, above))
+            above = around[above]
+        return found
+
+    @cached_property
+    def _registered(self) -> tuple[Column, Rows, Rows]:
+        """The ids of all modules, their places, and for each place the one around it that has the start of its path."""
+        main = [self.main[module.module_id] for module in self.modules.values()]
+        around = [
+            parent if parent != NOWHERE and self._is_inside(module, self.places[parent].module) else NOWHERE
+            for module, _, parent in self.places
+        ]
+        return np.array([*self.modules], np.int64), np.array(main, np.int64), np.array(around, np.int64)
+
+    @staticmethod
+    def _is_inside(module: Module, other: Module) -> bool:
+        return (
+            module.root_id == other.root_id
+            and module.path != other.path
+            and is_below(module.path, other.path)
+        )
 
 
 def _read(data: RecordingData) -> _Read:
     table = data.table("modules")
     known = _modules_read.get(data)
     if known is None or known.table is not table:
-        modules = merge_wrappers(table.to_pylist())
-        models = len({module.root_id for module in modules.values() if module.path})
-        known = _modules_read[data] = _Read(table, modules, models)
+        known = _modules_read[data] = _Read(table)
     return known
 
 
@@ -116,39 +173,39 @@ def name_all_in_text(data: RecordingData, names: Iterable[tuple[str, str]]) -> I
 _modules_read: WeakKeyDictionary[RecordingData, _Read] = WeakKeyDictionary()
 
 
-def _find_outermost(by_id: Mapping[int, Mapping[str, Any]]) -> dict[int, int]:
+def _find_outermost(by_id: Mapping[int, Module]) -> dict[int, int]:
     """Returns the id of the outermost wrapper of each module; a module without wrapper is its own."""
     outermost: dict[int, int] = {}
-    for module_id, row in by_id.items():
-        if not _is_wrapped(row, by_id):  # as most modules
+    for module_id, module in by_id.items():
+        if not _is_wrapped(module, by_id):  # as most modules
             outermost[module_id] = module_id
             continue
         chain: dict[int, None] = {}
         while module_id not in outermost and module_id not in chain and _is_wrapped(by_id[module_id], by_id):
             chain[module_id] = None
-            module_id = by_id[module_id]["parent_id"]
+            module_id = cast(int, by_id[module_id].parent_id)
         found = outermost.get(module_id, module_id)
         outermost.update(dict.fromkeys([*chain, module_id], found))
     return outermost
 
 
-def _is_wrapped(row: Mapping[str, Any], by_id: Mapping[int, Mapping[str, Any]]) -> bool:
-    parent = by_id.get(row["parent_id"])
-    return parent is not None and (parent["root_id"], parent["path"]) == (row["root_id"], row["path"])
+def _find_parent(module: Module, by_id: Mapping[int, Module]) -> Module | None:
+    return None if module.parent_id is None else by_id.get(module.parent_id)
 
 
-def _merge(chain: Sequence[Mapping[str, Any]]) -> Module:
+def _is_wrapped(module: Module, by_id: Mapping[int, Module]) -> bool:
+    parent = _find_parent(module, by_id)
+    return parent is not None and parent.path == module.path and parent.root_id == module.root_id
+
+
+def _merge(chain: Sequence[Module]) -> Module:
     """Merges a wrapper, the module that it wraps, and so on into one module."""
-    outer, types = chain[0], [row["type"] for row in chain]
-    return Module(
-        module_id=outer["module_id"],
-        root_id=outer["root_id"],
-        path=outer["path"],
-        aliases=tuple(dict.fromkeys(alias for row in chain for alias in row["aliases"])),
-        name=next((row["name"] for row in chain if row["name"]), None),
+    types = [module.type for module in chain]
+    return chain[0]._replace(
+        aliases=tuple(dict.fromkeys(alias for module in chain for alias in module.aliases)),
+        name=next((module.name for module in chain if module.name), None),
         type="(".join(types) + ")" * (len(types) - 1),
-        parent_id=outer["parent_id"],
-        parameters=next((row["parameters"] for row in chain if row["parameters"] is not None), None),
+        parameters=next((module.parameters for module in chain if module.parameters is not None), None),
     )
 
 
@@ -160,8 +217,7 @@ class ModuleName(NamedTuple):
     type: str
 
 
-@dataclass(frozen=True)
-class PlaceName:
+class PlaceName(NamedTuple):
     """The name of a place in the module tree, or of what is outside of it."""
 
     name: str  # the path; for a root, its name
@@ -179,18 +235,23 @@ class Placer:
     """Finds the places of called modules in the module tree, and adds places for shared and unknown modules."""
 
     def __init__(self, data: RecordingData) -> None:
-        self.modules = modules = read_modules(data)
-        distinct = list({module.module_id: module for module in modules.values()}.values())
-        self._main = {module.module_id: index for index, module in enumerate(distinct)}
-        self.places = [TreePlace(module, module.path, self._registered_in(module)) for module in distinct]
-        self._at = {(place.module.root_id, place.path): index for index, place in enumerate(self.places)}
-        self._aliased = {(module.root_id, alias): module for module in distinct for alias in module.aliases}
+        self._read = read = _read(data)
+        self.modules = read.modules
+        self._main, self.places = read.main, [*read.places]
         self._known: dict[tuple[int, int], int] = {}  # the places found so far, by module and calling place
         self._shared: dict[tuple[int, str], int] = {}  # added places, by module and path
 
-    def _registered_in(self, module: Module) -> int:
-        above = self.modules.get(module.parent_id) if module.parent_id is not None else None
-        return NOWHERE if above is None else self._main[above.module_id]
+    @cached_property
+    def _at(self) -> dict[tuple[int, str], int]:
+        return {(place.module.root_id, place.path): index for index, place in enumerate(self.places)}
+
+    @cached_property
+    def _aliased(self) -> dict[tuple[int, str], Module]:
+        return {
+            (place.module.root_id, alias): place.module
+            for place in self._read.places
+            for alias in place.module.aliases
+        }
 
     def place(self, module_id: int, parent: int) -> int:
         """Returns the place of a module that is called from the place `parent`, or from NOWHERE."""
@@ -206,8 +267,10 @@ class Placer:
         begins = np.flatnonzero(np.diff(keys, prepend=keys[:1] - 1))
         _, first, which = np.unique(keys[begins], return_index=True, return_inverse=True)
         first = begins[first]
-        pairs = zip(modules[first].tolist(), parents[first].tolist(), strict=True)
-        places = np.array([self.place(*pair) for pair in pairs], np.int64)
+        modules, parents = modules[first], parents[first]
+        places = self._read.place_registered(modules, parents)
+        for row in np.flatnonzero(places == NOWHERE).tolist():
+            places[row] = self.place(int(modules[row]), int(parents[row]))
         return np.repeat(places[which], np.diff(begins, append=len(keys)))
 
     def name_modules(self) -> tuple[ModuleName, ...]:
@@ -273,9 +336,9 @@ class Placer:
         return index
 
     def _add(self, place: TreePlace) -> int:
-        self.places.append(place)
-        index = len(self.places) - 1
+        index = len(self.places)
         self._at.setdefault((place.module.root_id, place.path), index)
+        self.places.append(place)
         return index
 
 
