@@ -5,8 +5,8 @@ from dataclasses import replace
 from itertools import chain
 
 from ...recording.module_path import is_below, join
-from ..tables.times import PhaseTimes, sum_times
-from .module_tree import MODULE_PHASES, ModuleNode, ModuleTree, children_first, rebuild
+from ..tables.times import NO_CALLS, PhaseTimes, sum_times
+from .module_tree import ModuleNode, ModuleTree, children_first, rebuild
 from .value_summary import ValueSummary, merge_summaries
 
 #: A run of more siblings than this becomes one line.
@@ -36,19 +36,18 @@ def fold(
     shapes: dict[Hashable, int] = {}
 
     def fold_node(node: ModuleNode, children: Sequence[_Signed]) -> _Signed:
-        shape = (
-            *_own_shape(node),
-            apart.get((node.root, node.path)),
-            tuple((child.label, number) for child, number in children),
-        )
+        own = (_own_shape(node), apart.get((node.root, node.path)) if apart else None)
+        if not children:  # as of most nodes
+            return node, shapes.setdefault(own, len(shapes))
+        shape = (own, tuple([(child.label, number) for child, number in children]))
         folded = tuple(chain.from_iterable(_fold_run(run, listed) for run in _find_runs(children)))
-        return replace(node, children=folded) if folded else node, shapes.setdefault(shape, len(shapes))
+        return replace(node, children=folded), shapes.setdefault(shape, len(shapes))
 
     return replace(tree, roots=tuple(node for node, _ in rebuild(tree.roots, fold_node)))
 
 
 def _own_shape(node: ModuleNode) -> tuple[Hashable, ...]:
-    calls = tuple(node.phase(phase).calls for phase in MODULE_PHASES)
+    calls = node.forward.calls, node.backward.calls, node.recompute.calls
     return node.type, node.called, node.same_as, node.parameters, calls, _nonfinite_kinds(node.values)
 
 
@@ -120,6 +119,8 @@ def _sum_up(group: Sequence[ModuleNode], path: str, children: tuple[ModuleNode, 
 
 
 def _sum_times(times: Sequence[PhaseTimes]) -> PhaseTimes:
+    if all(one is NO_CALLS for one in times):
+        times = [NO_CALLS]
     return replace(
         sum_times(times, times),
         shortest_ns=min(one.total_ns if one.shortest_ns is None else one.shortest_ns for one in times),

@@ -10,6 +10,7 @@ import numpy as np
 from ...recording.meta import Note
 from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, PHASES, RECOMPUTE, ByPhase
 from ...recording.protocols import RecordingData
+from ...recording.quick import quick
 from ...recording.statistics.moments import nonfinite_steps
 from ..compile.compilations import Compilations, read_compilations
 from ..tables.calls import read_calls
@@ -68,6 +69,9 @@ class ModuleNode(ByPhase[PhaseTimes]):
     def calls(self) -> int:
         """The number of forward calls; if there are none, of calls in another phase."""
         return self.forward.calls or max(self.backward.calls, self.recompute.calls)
+
+
+_make_node = quick(ModuleNode)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,7 +208,7 @@ def _find_outliers(
     names: list[tuple[str, str | None]] = [(NO_PLACE_NAMES[OUTSIDE], None)]
     parts = [np.maximum(outside_ns, 0)]
     own: list[tuple[str, str | None, PhaseTimes]] = [(NO_PLACE_NAMES[OPTIMIZERS], None, optimizer)]
-    for _, node in iterate_nodes(roots):
+    for _, node in iterate_nodes(roots if steps.several else ()):
         own += [(node.path or node.root, phase, node.phase(phase)) for phase in MODULE_PHASES]
     for name, phase, times in own:
         if times.over_steps is not None:
@@ -261,9 +265,11 @@ def assemble_nodes(
     for index in upwards:
         has_calls = False
         for phase in phases:
-            inside = [totals[child, phase] for child in below[index] if (child, phase) in totals]
-            own = times.at(index, phase)
-            rows = times.outermost(_join_inside(own, inside, times)) if inside or len(own) > 1 else own
+            rows = own = times.at(index, phase)
+            if times.several or not len(own):
+                inside = [totals[child, phase] for child in below[index] if (child, phase) in totals]
+                rows = _join_inside(own, inside, times)
+            rows = times.outermost(rows)
             if len(rows):
                 totals[index, phase] = rows
                 has_calls = True
@@ -279,19 +285,19 @@ def assemble_nodes(
         if index not in shown:
             continue
         place = places[index]
-        own_times = {phase: sums.get((index, phase), NO_CALLS) for phase in MODULE_PHASES}
-        made[index] = ModuleNode(
+        forward, backward, recompute = (sums.get((index, phase), NO_CALLS) for phase in MODULE_PHASES)
+        made[index] = _make_node(
             path=place.path,
             root=roots.get(place.module.root_id, ""),
             label=labels[index],
             type=place.module.type,
             module_id=place.module.module_id,
             parameters=place.module.parameters,
-            called=any(of_phase.calls for of_phase in own_times.values()),
+            called=bool(forward.calls or backward.calls or recompute.calls),
             same_as=place.module.path if place.is_alias else None,
-            forward=own_times[FORWARD],
-            backward=own_times[BACKWARD],
-            recompute=own_times[RECOMPUTE],
+            forward=forward,
+            backward=backward,
+            recompute=recompute,
             values=summaries.get(index),
             children=tuple(made.pop(child) for child in below[index] if child in made),
         )

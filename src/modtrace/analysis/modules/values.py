@@ -10,6 +10,7 @@ import numpy as np
 from ...recording.arrow.arrays import to_numpy
 from ...recording.phase import PHASES, RECOMPUTE
 from ...recording.protocols import RecordingData
+from ...recording.quick import quick
 from ...recording.role import GRAD_OUTPUT, OUTPUT, PARAMETER, PARAMETER_GRAD
 from ...recording.statistics.moments import RAW, StatColumns, read_statistics
 from ..tables.calls import Calls, iterate_levels
@@ -205,37 +206,40 @@ def _summarize(
     merged = iter(values.stats.merge_groups([group for group in groups if len(group)]))
     known = iter([next(merged) if len(group) else None for group in groups])
     for (place, rows), slots in zip(places, by_slot, strict=True):
-        output, gradient, parameters, parameter_gradients = islice(known, 4)
         # A parameter counts as it was first measured.
+        output, gradient, parameters, parameter_gradients = of_place = tuple(islice(known, 4))
+        of_slots = [of_place] if len(slots) == 1 else [(next(known), next(known)) for _ in slots]
         yield (
             place,
-            ValueSummary(
+            _make_summary(
                 output=output,
                 gradient=gradient,
                 parameters=parameters,
                 parameter_gradients=parameter_gradients,
                 slots=tuple(
-                    SlotValues(
-                        slot=values.rows.slots[code],
-                        output=next(known) if len(slots) > 1 else output,
-                        gradient=next(known) if len(slots) > 1 else gradient,
-                    )
-                    for code in slots
+                    [
+                        _make_slot(slot=values.rows.slots[code], output=stats[0], gradient=stats[1])
+                        for code, stats in zip(slots, of_slots, strict=True)
+                    ]
                 ),
                 nonfinite=_count_nonfinite(values.stats, rows.bad) if rows.bad else (),
-                nonfinite_inside=int(values.stats.nonfinite[rows.bad_inside].sum()),
+                nonfinite_inside=sum(values.stats.nonfinite[rows.bad_inside].tolist()),
             ),
         )
+
+
+_make_summary, _make_slot = quick(ValueSummary), quick(SlotValues)
 
 
 def _split_slots(values: StepValues, rows: PlaceRows) -> dict[int, tuple[Rows, Rows]]:
     """Returns the rows of outputs and of gradients by the codes of their slots; of a single slot, all of them."""
     outputs, gradients = rows.of_summary[:2]
-    of_outputs, of_gradients = values.rows.slot[outputs], values.rows.slot[gradients]
-    codes = dict.fromkeys([*of_outputs.tolist(), *of_gradients.tolist()])
-    if len(codes) < 2:
-        return dict.fromkeys(codes, (outputs, gradients))
-    return {code: (outputs[of_outputs == code], gradients[of_gradients == code]) for code in codes}
+    codes = values.rows.slot[np.concatenate([outputs, gradients]) if len(gradients) else outputs]
+    distinct = dict.fromkeys(codes.tolist())
+    if len(distinct) < 2:
+        return dict.fromkeys(distinct, (outputs, gradients))
+    of_outputs, of_gradients = codes[: len(outputs)], codes[len(outputs) :]
+    return {code: (outputs[of_outputs == code], gradients[of_gradients == code]) for code in distinct}
 
 
 def _count_nonfinite(stats: StatColumns, bad: Mapping[int, Rows]) -> tuple[NonFiniteCount, ...]:

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ...recording.phase import BACKWARD, FORWARD, PHASES, ByPhase
+from ...recording.phase import BACKWARD, FORWARD, PHASE_CODE, PHASES, ByPhase
+from ...recording.quick import quick
 from .calls import Calls, number_calls
 from .chosen_step import ChosenSteps
 from .columns import Bools, Column, Rows, find_rows, split_rows
@@ -76,9 +77,14 @@ class CallTimes:
             is_counted & calls.raised,
         )
 
+    @property
+    def several(self) -> bool:
+        """Whether the calls are of several steps."""
+        return self._steps.several
+
     def at(self, place: int, phase: str) -> Rows:
         """Returns the calls of the steps at a place."""
-        return self._rows.get((place, PHASES.index(phase)), _NO_ROWS)
+        return self._rows.get((place, PHASE_CODE[phase]), _NO_ROWS)
 
     def outermost(self, rows: Rows) -> Rows:
         """Returns those of the rows `rows` that are inside no other of them."""
@@ -150,6 +156,7 @@ class CallTimes:
 
 
 NO_CALLS = PhaseTimes()
+_make_times = quick(PhaseTimes)
 
 
 def find_quartile_ranges(of_rows: Sequence[ByPhase[PhaseTimes]]) -> list[float | None]:
@@ -208,7 +215,7 @@ def _to_single(times: TimesOfSteps, unfinished: Sequence[int], raised: Sequence[
     step_ns = int(times.step_ns.max(initial=0))
     sums = (column.sum(axis=1).tolist() for column in (times.calls, times.total_ns, times.self_ns))
     return [
-        PhaseTimes(
+        _make_times(
             calls=calls,
             total_ns=total_ns,
             self_ns=self_ns,

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ..arrow.arrays import from_numpy, to_numpy
+from ..quick import quick
 from ..role import FINITE_ROLES, GRAD_INPUT, GRAD_OUTPUT, PARAMETER_GRAD, ROLES
 from .known import TIER_1, names_of
 
@@ -174,13 +175,13 @@ class StatColumns:
         for size, end in zip(sizes.tolist(), ends.tolist(), strict=True):
             smallest, largest, count, nan_count, inf_count = next(found) if size else _NO_NUMBERS
             merged.append(
-                Stats(
+                _make_stats(
                     count=count,
                     # A zero as minimum or maximum gets no sign, as the sign would depend on the order.
                     min=smallest + 0.0 if count else None,
                     max=largest + 0.0 if count else None,
-                    sum=add_up(totals[end - size : end]),
-                    sumsq=add_up(squares[end - size : end]),
+                    sum=totals[end - 1] + 0.0 if size == 1 else add_up(totals[end - size : end]),
+                    sumsq=squares[end - 1] + 0.0 if size == 1 else add_up(squares[end - size : end]),
                     nan_count=nan_count,
                     inf_count=inf_count,
                 )
@@ -188,6 +189,7 @@ class StatColumns:
         return merged
 
 
+_make_stats = quick(Stats)
 _NO_NUMBERS = (0.0, 0.0, 0, 0, 0)
 
 
