@@ -9,6 +9,7 @@ import numpy as np
 from ...recording.module_path import order_of
 from ...recording.phase import PHASES, ByPhase
 from ...recording.protocols import RecordingData
+from ...recording.quick import quick
 from ..tables.chosen_step import ShownStep
 from ..tables.columns import Bools, Column, Rows, find_rows
 from ..tables.inside import find_unseen
@@ -18,6 +19,7 @@ from ..tables.quartiles import Outlier, Quartiles, find_medians, find_outliers, 
 from ..tables.shown_steps import choose_steps
 from .alike import find_alike
 from .sums import (
+    NOTHING_SAVED,
     SavedByOp,
     SavedMemory,
     add_saved_by_calls,
@@ -44,6 +46,7 @@ class CallMemory:
 
 
 NO_CALL_MEMORY = CallMemory()
+_make_call_memory = quick(CallMemory)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +69,9 @@ class MemoryRow(ByPhase[CallMemory]):
     recompute: CallMemory = NO_CALL_MEMORY
     optimizer: CallMemory = NO_CALL_MEMORY
     count: int = 1  # for how many modules it stands; calls are those of one of them
+
+
+_make_row = quick(MemoryRow)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +189,7 @@ def _find_call_memory(
     )
     keyed = zip(keys.tolist(), counts, _to_quartiles(allocated), _to_quartiles(peak), strict=True)
     memory = {
-        (key // len(PHASES), PHASES[key % len(PHASES)]): CallMemory(
+        (key // len(PHASES), PHASES[key % len(PHASES)]): _make_call_memory(
             calls=count,
             allocated_bytes=sizes.median if sizes else None,
             peak_bytes=peaks.median if peaks else None,
@@ -210,8 +216,8 @@ def _find_largest(values: Column, group: Rows, step: Rows, shape: tuple[int, int
 def _to_quartiles(sizes: Column) -> list[Quartiles | None]:
     """Returns the quartiles of each row over the steps with calls; None if a size is not known, or there is none."""
     is_known = (sizes >= 0).any(axis=1) & (sizes != _UNKNOWN).all(axis=1)
-    quartiles = zip(find_quartiles(sizes, sizes >= 0), is_known.tolist(), strict=True)
-    return [sizes if known else None for sizes, known in quartiles]
+    quartiles = iter(find_quartiles(sizes[is_known], sizes[is_known] >= 0))
+    return [next(quartiles) if known else None for known in is_known.tolist()]
 
 
 #: Groups of ops are numbered from 0; groups outside of the module tree have negative numbers.
@@ -245,11 +251,11 @@ def _build_rows(
     called = {where for where, _ in memory}
     for number, own in enumerate(saved):
         where = number - _NO_PLACES
-        if own == SavedMemory() and where not in called:
+        if own == NOTHING_SAVED and where not in called:
             continue
         place = calls.name(where)
         of_calls: dict[str, Any] = {phase: memory.get((where, phase), NO_CALL_MEMORY) for phase in PHASES}
-        yield MemoryRow(
+        yield _make_row(
             name=place.name,
             root=place.root,
             path=place.path,

@@ -162,6 +162,9 @@ class SavedMemory:
         )
 
 
+NOTHING_SAVED = SavedMemory()
+
+
 @dataclass(frozen=True)
 class SavedByOp:
     """The memory that the ops of one name save."""
@@ -249,13 +252,13 @@ def _sum_columns(ops: StepOps, group: Rows, groups: int) -> Column:
 
 def _to_saved(ops: StepOps, sums: Column) -> list[SavedMemory]:
     if not ops.steps.several:
-        return [SavedMemory(*row) for row in sums.sum(axis=1).tolist()]
+        return [SavedMemory(*row) if any(row) else NOTHING_SAVED for row in sums.sum(axis=1).tolist()]
     known = np.asarray(sums.any(axis=2))
     medians = np.stack([find_medians(sums[..., column], known) for column in range(sums.shape[2])], axis=1)
     numbers = zip(
         np.rint(medians).astype(np.int64).tolist(), find_quartiles(sums[..., 1], known), strict=True
     )
     return [
-        replace(SavedMemory(*row), over_steps=known_bytes) if any(row) else SavedMemory()
+        replace(SavedMemory(*row), over_steps=known_bytes) if any(row) else NOTHING_SAVED
         for row, known_bytes in numbers
     ]
