@@ -91,6 +91,7 @@ setup(
                 "src/modtrace/measure/_kinds.h",
                 "src/modtrace/measure/_measurements.h",
                 "src/modtrace/measure/moments/_moments.h",
+                "src/modtrace/measure/moments/_vectors.h",
             ],
             py_limited_api=True,
             optional=True,

@@ -29,7 +29,7 @@ from helpers.kernels import both_kernels
 from helpers.layouts import LAYOUTS, laid_out
 from modtrace.measure.dtypes import CHUNK, Format, Scratch, format_of
 from modtrace.measure.measurers import measurer
-from modtrace.measure.moments.cpu_kernel import EMPTY, RawStatistics, measure_array
+from modtrace.measure.moments.cpu_kernel import EMPTY, RawStatistics, measure_array, measure_into
 from modtrace.recording.statistics.moments import Stats, merge
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
@@ -302,3 +302,46 @@ def test_of_no_elements_there_is_no_minimum():
 )
 def test_a_dtype_that_cannot_be_measured_has_no_format(dtype):
     assert format_of(dtype) is None
+
+
+# The bits of the compiled kernel, which are those of 32 lanes whatever the processor has.
+
+
+@pytest.mark.skipif(measure_into is None, reason="the kernel is not compiled")
+@pytest.mark.parametrize("kind", range(3), ids=["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("numbers", ["any", "positive", "negative", "zeros", "no negative", "no positive"])
+def test_sums_and_extremes_are_those_of_32_lanes_bit_by_bit(kind, numbers):
+    dtype = (torch.float32, torch.bfloat16, torch.float16)[kind]
+    generator = torch.Generator().manual_seed(kind)
+    tensor = torch.randn(9 * 512, generator=generator)
+    zeros = torch.where(torch.rand(len(tensor), generator=generator) < 0.5, 0.0, -0.0)
+    has_number = torch.rand(len(tensor), generator=generator) < 0.1
+    tensor = {
+        "any": tensor,
+        "positive": tensor.abs(),
+        "negative": -tensor.abs(),
+        "zeros": zeros,
+        "no negative": torch.where(has_number, tensor.abs(), zeros),
+        "no positive": torch.where(has_number, -tensor.abs(), zeros),
+    }[numbers].to(dtype)
+    row = np.full(32, 7.0)
+    measure_into(tensor.data_ptr(), len(tensor), 1, kind, row.ctypes.data)
+    assert row[1:5].tobytes() == np.array(sum_lanes(tensor.float().numpy())).tobytes()
+
+
+def sum_lanes(numbers: np.ndarray) -> list[float]:
+    """Returns the extremes and sums of 32 lanes, of which each adds 16 numbers at a time in float32."""
+    low, high = np.full(32, np.inf, np.float32), np.full(32, -np.inf, np.float32)
+    sums, squares = np.zeros((2, 32))
+    for block in numbers.reshape(-1, 16, 32):
+        total, square = np.zeros((2, 32), np.float32)
+        for row in block:
+            low, high = np.where(row < low, row, low), np.where(row > high, row, high)
+            total, square = total + row, square + row * row
+        sums, squares = sums + total, squares + square
+    found = [low[0].item(), high[0].item(), 0.0, 0.0]
+    for lane in range(32):
+        found[0] = low[lane].item() if low[lane] < found[0] else found[0]
+        found[1] = high[lane].item() if high[lane] > found[1] else found[1]
+        found[2], found[3] = found[2] + sums[lane], found[3] + squares[lane]
+    return found

@@ -34,22 +34,30 @@ static inline void fetch(const void *source, Py_ssize_t size_bytes) {
 #endif
 }
 
-static ALWAYS_INLINED float read_number(const void *source, Py_ssize_t at, int kind) {
-    if (kind == FLOAT32) return ((const float *)source)[at];
-    uint16_t half = ((const uint16_t *)source)[at];
-    uint32_t bits = kind == BFLOAT16 ? bits_of_bfloat16(half) : bits_of_float16(half);
+static ALWAYS_INLINED float to_float(uint32_t number, int kind) {
+    uint32_t bits = kind == FLOAT32    ? number
+                    : kind == BFLOAT16 ? bits_of_bfloat16((uint16_t)number)
+                                       : bits_of_float16((uint16_t)number);
     float value;
     memcpy(&value, &bits, sizeof value);
     return value;
 }
 
+static ALWAYS_INLINED float read_number(const void *source, Py_ssize_t at, int kind) {
+    return kind == FLOAT32 ? ((const float *)source)[at] : to_float(((const uint16_t *)source)[at], kind);
+}
+
+static ALWAYS_INLINED double add_lanes(const double *sums) {
+    double sum = sums[0];
+    for (int j = 1; j < LANES; j++) sum += sums[j];
+    return sum;
+}
+
 static ALWAYS_INLINED Piece fold(const float *low, const float *high, const double *sums, const double *squares) {
-    Piece found = {low[0], high[0], sums[0], squares[0]};
+    Piece found = {low[0], high[0], add_lanes(sums), add_lanes(squares)};
     for (int j = 1; j < LANES; j++) {
         found.low = low[j] < found.low ? low[j] : found.low;
         found.high = high[j] > found.high ? high[j] : found.high;
-        found.sum += sums[j];
-        found.sumsq += squares[j];
     }
     return found;
 }
@@ -83,56 +91,23 @@ static ALWAYS_INLINED Piece sum_blocks(const void *source, Py_ssize_t blocks, in
     return fold(low, high, sums, squares);
 }
 
+FOR_EVERY_CPU static Piece lanes_float32(const void *source, Py_ssize_t blocks) { return sum_blocks(source, blocks, FLOAT32); }
+FOR_EVERY_CPU static Piece lanes_bfloat16(const void *source, Py_ssize_t blocks) { return sum_blocks(source, blocks, BFLOAT16); }
+FOR_EVERY_CPU static Piece lanes_float16(const void *source, Py_ssize_t blocks) { return sum_blocks(source, blocks, FLOAT16); }
+
+typedef Piece (*SumBlocks)(const void *, Py_ssize_t);
+
 #ifdef HAS_CONVERSION
-/* Does the same by the processor's conversion of float16, in half the time; compilers do not use it in `sum_blocks`. */
-BY_CONVERSION static Piece convert_and_sum(const void *source, Py_ssize_t blocks) {
-    enum { WIDTH = 8, VECTORS = LANES / WIDTH };
-    const uint16_t *next = source;
-    __m256 low[VECTORS], high[VECTORS];
-    float of_lanes[2][LANES];
-    double sums[LANES] = {0}, squares[LANES] = {0};
-    for (int k = 0; k < VECTORS; k++) {
-        low[k] = _mm256_set1_ps(INFINITY);
-        high[k] = _mm256_set1_ps(-INFINITY);
-    }
-    for (Py_ssize_t block = 0; block < blocks; block++, next += BLOCK) {
-        __m256 sum[VECTORS], square[VECTORS];
-        fetch(next, BLOCK * sizeof *next);
-        for (int k = 0; k < VECTORS; k++) sum[k] = square[k] = _mm256_setzero_ps();
-        for (int i = 0; i < BLOCK; i += LANES)
-            for (int k = 0; k < VECTORS; k++) {
-                __m256 value = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(next + i + WIDTH * k)));
-                low[k] = _mm256_min_ps(value, low[k]);
-                high[k] = _mm256_max_ps(value, high[k]);
-                sum[k] = _mm256_add_ps(sum[k], value);
-                square[k] = _mm256_add_ps(square[k], _mm256_mul_ps(value, value));
-            }
-        for (int k = 0; k < VECTORS; k++) {
-            _mm256_storeu_ps(of_lanes[0] + WIDTH * k, sum[k]);
-            _mm256_storeu_ps(of_lanes[1] + WIDTH * k, square[k]);
-        }
-        for (int j = 0; j < LANES; j++) {
-            sums[j] += of_lanes[0][j];
-            squares[j] += of_lanes[1][j];
-        }
-    }
-    for (int k = 0; k < VECTORS; k++) {
-        _mm256_storeu_ps(of_lanes[0] + WIDTH * k, low[k]);
-        _mm256_storeu_ps(of_lanes[1] + WIDTH * k, high[k]);
-    }
-    return fold(of_lanes[0], of_lanes[1], sums, squares);
-}
+#include "_vectors.h"
 #endif
 
-FOR_EVERY_CPU static Piece sum_float32(const void *source, Py_ssize_t blocks) { return sum_blocks(source, blocks, FLOAT32); }
-FOR_EVERY_CPU static Piece sum_bfloat16(const void *source, Py_ssize_t blocks) { return sum_blocks(source, blocks, BFLOAT16); }
-FOR_EVERY_CPU static Piece sum_any_float16(const void *source, Py_ssize_t blocks) { return sum_blocks(source, blocks, FLOAT16); }
-
-static Piece sum_float16(const void *source, Py_ssize_t blocks) {
+static SumBlocks choose_sum(int kind) {
 #ifdef HAS_CONVERSION
-    if (has_conversion()) return convert_and_sum(source, blocks);
+    if (kind == BFLOAT16 && has_conversion()) return vectors_bfloat16;
+    if (kind == FLOAT16 && has_conversion()) return vectors_float16;
+    if (kind == FLOAT32 && has_conversion() && !__builtin_cpu_supports("avx512f")) return vectors_float32;
 #endif
-    return sum_any_float16(source, blocks);
+    return kind == FLOAT32 ? lanes_float32 : kind == BFLOAT16 ? lanes_bfloat16 : lanes_float16;
 }
 
 /* Measures any number of float64. A NaN is in the sums, but in neither low nor high, because it compares as false. */
@@ -227,7 +202,7 @@ static int is_middling(const Piece *piece) {
 }
 
 static void measure_singles(const void *source, Py_ssize_t count, int kind, Statistics *into) {
-    Piece (*sum)(const void *, Py_ssize_t) = kind == FLOAT32 ? sum_float32 : kind == BFLOAT16 ? sum_bfloat16 : sum_float16;
+    SumBlocks sum = choose_sum(kind);
     int number_bytes = kind == FLOAT32 ? 4 : 2;
     const char *next = source;
     for (; count > 0; next += PIECE * number_bytes, count -= PIECE) {
