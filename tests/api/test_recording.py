@@ -220,3 +220,11 @@ def test_the_tree_of_a_run_without_nan_does_not_search_for_one(monkeypatch: pyte
     assert build([1.0, 2.0]).module_tree().values_step == 0
     with pytest.raises(AssertionError, match="it searches"):
         build([1.0, float("nan")]).module_tree()
+
+
+def test_recording_is_short_in_a_debugger() -> None:
+    net = nn.Linear(2, 2)
+    with modtrace.record(net) as recording:
+        assert repr(recording) == "<LiveRecording steps=0>"
+        net(torch.ones(1, 2))
+    assert repr(recording) == "<LiveRecording steps=1>"

@@ -104,6 +104,11 @@ class LiveRecording(Recording):
         self._is_unrecorded = False  # modtrace failed at the beginning, or a rank cannot write
         self._flags: dict[str, Any] | None = None  # the flags in the meta data
 
+    def __repr__(self) -> str:
+        """Unlike `print`, it writes no rows: a debugger may call it at any time."""
+        steps = 0 if self._last_recorder is None else self._last_recorder.steps_ended
+        return f"<LiveRecording steps={steps}>"
+
     @property
     def data(self) -> RecordingData:
         """The tables as they are now, with the steps that have ended."""

@@ -47,6 +47,9 @@ class Recording(RecordedTables, answers.Displayed):
 
     _without = answers.TREE_WITHOUT
 
+    def __repr__(self) -> str:
+        return f"<Recording steps={self.data.table('steps').num_rows}>"
+
     def first_nonfinite(self) -> NonFinite | None:
         """Returns what made the first NaN or infinite values: the op where ops were recorded, else the first module.
 
