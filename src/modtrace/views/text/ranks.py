@@ -212,7 +212,10 @@ def _tell_who(first: Disagreement) -> str:
 def _tell_factor(first: Disagreement) -> str:
     if not math.isfinite(first.factor):
         return ""
-    against = f"rank {first.groups[1][0]}'s norm is {first.factor:.4g} x that of rank {first.groups[0][0]}"
+    digits = 4 if abs(first.factor - 1) > 1e-3 else 6
+    against = (
+        f"rank {first.groups[1][0]}'s norm is {first.factor:.{digits}g} x that of rank {first.groups[0][0]}"
+    )
     return f"; {against}" if abs(first.factor - 1) > 1e-4 else "; their norms are equal up to 0.01 %"
 
 
