@@ -11,7 +11,7 @@ from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, PHASES
 from ...recording.role import BUFFER, LEAF, OP_OUTPUT, OUTPUT, PARAMETER
 from ...recording.statistics.moments import Numbers
 from ..tables.calls import iterate_levels
-from ..tables.columns import Bools, Groups, Rows, find_rows, number_keys, take
+from ..tables.columns import Bools, Groups, Rows, dictionary_codes, find_rows, number_keys, take
 from ..tables.measured import ComparedRows, read_measured
 from ..tables.op_flow import OpFlow
 from ..tables.op_rules import ADDS_PRODUCT, OVERWRITES, UNINITIALIZED
@@ -151,10 +151,16 @@ def _add_what_leads_to(tables: RunTables, makers: Rows) -> Rows:
 
 
 def is_uninitialized(tables: RunTables, rows: Rows) -> Bools:
-    """Returns which rows are of memory that an op such as `empty` returned and to which nothing was written."""
+    """Returns which rows are of memory to which nothing need have been written.
+
+    An op such as `empty` returned it, or an op keeps it as bytes for its own backward, as an LSTM its workspace.
+    """
     op = tables.values.op[rows]
     is_output = (op >= 0) & tables.values.is_of(OP_OUTPUT, rows=rows)
-    return np.asarray(is_output & np.append(tables.ops.are_named(UNINITIALIZED), False)[op])
+    codes, dtypes = dictionary_codes(tables.values.table["dtype"])
+    are_bytes = np.array([dtype == "uint8" for dtype in dtypes] + [False])[codes[rows]]
+    is_workspace = are_bytes & np.append(tables.is_internal, False)[tables.tensor_of_value[rows]]
+    return np.asarray(is_output & (np.append(tables.ops.are_named(UNINITIALIZED), False)[op] | is_workspace))
 
 
 class SharedMemory:
