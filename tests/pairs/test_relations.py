@@ -150,3 +150,19 @@ def test_tensor_of_the_step_before_is_told(capture: str) -> None:
     first = find(stale, capture, steps=3)
     assert (first.step, first.kind_of_difference) == (1, "stale")
     assert first.relation == "the first run's of step 0"
+
+
+@pytest.mark.parametrize("capture", CAPTURES)
+def test_tensor_that_was_always_so_is_of_no_step(capture: str) -> None:
+    """Each batch has the same numbers, and the second run halves them from step 2 on."""
+    batch, calls = torch.randn(3, ROWS, WIDTH), iter(range(3))
+
+    def same(x: torch.Tensor) -> torch.Tensor:
+        return batch
+
+    runs = []
+    for change in (same, lambda x: batch / 2 if next(calls) == 2 else batch):
+        runs.append(record(change, capture, steps=3))
+    first = modtrace.compare(*runs).first
+    assert first is not None
+    assert (first.step, first.relation) == (2, "1/2 x the first run's")

@@ -156,16 +156,17 @@ class Details:
         pairs, a, b = self._pairs, self._a, self._b
         if pairs.recompute_of is not None:
             return None
-        for run, other, owner in (
-            (a, b, "the first run's"),
-            (b, a, "the second run's, which the first has now,"),
+        for run, other, text in (
+            (a, b, "the first run's of step {}"),
+            (b, a, "new: the first has what the second had in step {}"),
         ):
             earlier = _find_earlier(run.tables, int(run.rows[pair]))
-            if earlier >= 0:
-                before = read_measured(run.tables.data, np.array([earlier]))
-                now = read_measured(other.tables.data, other.rows[[pair]])
-                if find_errors(before, now).are_equal()[0] and before.stats.min[0] < before.stats.max[0]:
-                    return Relation("stale", f"{owner} of step {int(run.tables.values.step[earlier])}")
+            now = read_measured(other.tables.data, other.rows[[pair]])
+            # What has been the same for longer, such as the mean of a one-hot target, shows no step.
+            if _equals(run.tables, earlier, now) and not _equals(
+                run.tables, _find_earlier(run.tables, earlier), now
+            ):
+                return Relation("stale", text.format(int(run.tables.values.step[earlier])))
         op = int(a.tables.values.op[a.rows[pair]])
         sizes = [] if op < 0 else self._operands.find_sizes(op)
         error, noise = float(pairs.errors.error[pair]), float(pairs.noise.local[pair])
@@ -258,13 +259,21 @@ def _has_state(tables: RunTables, step: int) -> bool:
 
 
 def _find_earlier(tables: RunTables, row: int) -> int:
-    """Returns the row of the same tensor in the previous step; -1 if there is none."""
+    """Returns the row of the same tensor in the previous step; -1 if there is none, as behind row -1."""
     values = tables.values
     step = values.step[row]
     rows = np.flatnonzero(
         (values.site == values.site[row]) & (values.step < step) & (values.step >= step - 1)
     )
-    return int(rows[-1]) if len(rows) else -1
+    return int(rows[-1]) if row >= 0 and len(rows) else -1
+
+
+def _equals(tables: RunTables, row: int, measured: ComparedRows) -> bool:
+    """Returns whether a row, if there is one, is as a measured tensor of more than one number."""
+    if row < 0:
+        return False
+    found = read_measured(tables.data, np.array([row]))
+    return bool(find_errors(found, measured).are_equal()[0] and found.stats.min[0] < found.stats.max[0])
 
 
 def _describe_row(measured: ComparedRows, pair: int) -> str:
