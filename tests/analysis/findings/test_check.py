@@ -1,7 +1,7 @@
 """Checks of users read rows, are found by name, and take no other check along when they fail."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -98,7 +98,8 @@ def test_whole_threshold_stays_a_whole_number(command: Command, tmp_path: Path) 
     assert "it takes 20 comparable training steps" in said.out
 
 
-def test_checks_of_twice_the_modules_take_at_most_twice_the_lines() -> None:
+@pytest.mark.parametrize("answer", ["checks", "tree", "report"])
+def test_answers_on_twice_the_modules_take_at_most_twice_the_lines(answer: str, tmp_path: Path) -> None:
     """Even of blocks that hold lists, as experts are, each beside modules of their block."""
 
     def lines(count: int) -> int:
@@ -109,7 +110,12 @@ def test_checks_of_twice_the_modules_take_at_most_twice_the_lines() -> None:
             for _ in range(2):
                 model(torch.ones(1, 2)).sum().backward()
                 optimizer.step()
-        return count_lines(lambda: run_checks(recording.data, CHECKS))
+        asked: Mapping[str, Callable[[], object]] = {
+            "checks": lambda: run_checks(recording.data, CHECKS),
+            "tree": lambda: str(recording),
+            "report": lambda: recording.write_html(tmp_path / f"{count}.html"),
+        }
+        return count_lines(asked[answer])
 
     lines(2)  # imports and caches
     assert lines(160) < 2 * lines(80)
