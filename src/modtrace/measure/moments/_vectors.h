@@ -20,11 +20,11 @@ BY_CONVERSION static ALWAYS_INLINED Extremes meet(Extremes known, __m256i bits, 
 }
 
 BY_CONVERSION static uint32_t find_lowest(const void *source, Py_ssize_t count, int kind) {
-    const uint32_t *words = source, *end = words + (kind == FLOAT32 ? count : 0);
+    const uint32_t *singles = source, *end = singles + (kind == FLOAT32 ? count : 0);
     const uint16_t *halves = source, *last = halves + (kind == FLOAT32 ? 0 : count);
     uint32_t lowest = UINT32_MAX;
     uint16_t lowest_half = UINT16_MAX;
-    for (; words < end; words++) lowest = *words < lowest ? *words : lowest;
+    for (; singles < end; singles++) lowest = *singles < lowest ? *singles : lowest;
     for (; halves < last; halves++) lowest_half = *halves < lowest_half ? *halves : lowest_half;
     return kind == FLOAT32 ? lowest : lowest_half;
 }
