@@ -215,3 +215,38 @@ def test_a_module_that_may_have_drawn_the_random_numbers_of_others_is_told_with_
     assert "drew from it" not in str(
         modtrace.compare(record(make_head, ops=True), record(seed_otherwise, ops=True))
     )
+
+
+class Adapted(nn.Module):
+    """Adds to a linear layer what begins as nothing, as an adapter of low rank."""
+
+    def __init__(self, base: nn.Module) -> None:
+        super().__init__()
+        self.base, self.a, self.b = base, nn.Linear(8, 2, bias=False), nn.Linear(2, 8, bias=False)
+        nn.init.zeros_(self.b.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + self.b(self.a(x))
+
+
+def test_an_optimizer_that_made_a_difference_is_named_with_its_own_step() -> None:
+    """The adapter is nothing in step 0, whose optimizer makes it something, which shows in step 1."""
+    runs = []
+    for has_adapter in (False, True):
+        with modtrace.record(ops=True) as rec:
+            net = Net()
+            if has_adapter:
+                net.body[0] = Adapted(net.body[0])
+            optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+            for _ in range(3):
+                optimizer.zero_grad()
+                net(torch.linspace(-2, 2, 24).reshape(1, 3, 8)).square().sum().backward()
+                optimizer.step()
+        runs.append(rec)
+    found = modtrace.compare(*runs, allow_missing=True)
+    assert found.first is not None
+    assert (found.first.only_in, found.first.step, found.first.phase) == ("second", 0, "optimizer"), str(
+        found
+    )
+    assert found.first.seen_at is not None and found.first.seen_at.endswith(", step 1")
+    assert {point.step for point in found.growth} == {1}

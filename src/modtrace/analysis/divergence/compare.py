@@ -167,7 +167,7 @@ def _build_answer(
         without_ops=tuple(name for name in (FIRST, SECOND) if not records_ops(pairs.run(name).tables)),
         noise=pairs.noise.kind,
         noise_text=pairs.noise.text,
-        growth=tuple(_chart(pairs, divergence)),
+        growth=tuple(_chart(pairs, None if first is None else int(step[first]))),
         steps=tuple((int(one), int(two)) for one, two in alignment.steps),
         rules=alignment.rules,
         proposed=alignment.proposed,
@@ -260,12 +260,13 @@ def _build_table(merged: MergedPairs, details: Sequence[Details], verdicts: Colu
     return build_table(columns)
 
 
-def _chart(pairs: ComparedPairs, first: Divergence | None) -> list[GrowthPoint]:
-    """Returns the growth chart of the first difference's step: outputs of modules in forward, or else of ops."""
+def _chart(pairs: ComparedPairs, step: int | None) -> list[GrowthPoint]:
+    """Returns the growth chart of a step, or of the first: outputs of modules in forward, or else of ops."""
     values, rows = pairs.a.tables.values, pairs.a.rows
     if not len(rows):
         return []
-    step = values.step[rows[0]] if first is None else first.step
+    if step is None:
+        step = int(values.step[rows[0]])
     is_shown = (values.step[rows] == step) & (values.phase[rows] == _FORWARD) & ~pairs.errors.is_by(NOTHING)
     for role in (OUTPUT, OP_OUTPUT):
         outputs = np.flatnonzero(is_shown & values.is_of(role, rows=rows))
@@ -273,7 +274,7 @@ def _chart(pairs: ComparedPairs, first: Divergence | None) -> list[GrowthPoint]:
             return [
                 GrowthPoint(
                     name=label(pairs.a.names.place_of_value(int(rows[pair]))),
-                    step=int(step),
+                    step=step,
                     error=float(pairs.errors.error[pair]),
                     noise=float(pairs.ranking.noise[pair]),
                 )

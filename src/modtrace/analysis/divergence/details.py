@@ -43,8 +43,9 @@ class Details:
         pairs, row = self._pairs, int(self._a.rows[pair])
         site, values = self._names.site(row), self._a.tables.values
         error, input_error = float(pairs.errors.error[pair]), float(pairs.inputs.error[pair])
-        culprit = self.culprits.find(pair)
-        tables = pairs.run(culprit.run).tables
+        culprit, step = self.culprits.find(pair), int(values.step[row])
+        run = pairs.run(culprit.run)
+        tables, seen_at = run.tables, self._names.label_value(row) if culprit.is_unpaired else None
         code = int(tables.ops.phase[culprit.op] if culprit.is_unpaired else values.phase[row])
         phase = PHASES[code] if code >= 0 else None
         if pairs.inputs.is_source[pair] and phase == OPTIMIZER and not culprit.is_unpaired:
@@ -55,6 +56,8 @@ class Details:
         module, op, op_nth, call = place, site["op"], site["op_nth"], site["nth"]
         if culprit.is_unpaired:
             module, op, op_nth, call = self._name_unpaired(culprit)
+            if steps_before := int(tables.values.step[run.rows[pair]] - tables.ops.step[culprit.op]):
+                step, seen_at = step - steps_before, f"{seen_at}, step {step}"
         metric = METRICS[int(pairs.errors.metric[pair])]
         low, high = error, error
         if metric == SKETCHES:
@@ -70,7 +73,7 @@ class Details:
             op=op,
             op_nth=op_nth,
             phase=phase,
-            step=int(values.step[row]),
+            step=step,
             role=site["role"],
             slot=site["slot"],
             kind=verdict,
@@ -86,7 +89,7 @@ class Details:
             recompute_of=pairs.recompute_of,
             only_in=culprit.run if culprit.is_unpaired else None,
             through=self._name_instead(pair, culprit) if culprit.is_unpaired else self._name_through(pair),
-            seen_at=self._names.label_value(row) if culprit.is_unpaired else None,
+            seen_at=seen_at,
             other=None if label(place) == label_b else label_b,
             leads_to=None,
             source_line=self._find_source_line(culprit, row),
