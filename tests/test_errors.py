@@ -16,6 +16,7 @@ _TWICE = (
         ("Target 10 is out of bounds.", "Target 10 is out of bounds"),
         ("loading ...", "loading ..."),
         ("first line\nsecond line", "first line"),
+        ("found invalid values:\ntensor([nan])", "found invalid values"),
         ("", ""),
         (_TWICE, _TWICE.partition(". Saved")[0]),
         ("word " * 100, "word " * 39 + "word …"),

@@ -93,7 +93,7 @@ _LONGEST = 200
 
 
 def describe_error(error: BaseException) -> str:
-    """Returns the class of an error and the first line of its text, if it has one, without a full stop.
+    """Returns the class of an error and the first line of its text, if it has one, without a full stop or a colon.
 
     Of a line of more than 200 characters it is the whole sentences that are not longer, or else the whole words, if
     these have more than 100 characters.
@@ -113,4 +113,4 @@ def _first_line(error: BaseException) -> str:
         sentences, whole = begun.rpartition(". ")[0], begun.rpartition(" ")[0]
         line = f"{whole if len(whole) > _LONGEST // 2 else begun} …"
         line = sentences if len(sentences) > _LONGEST // 2 else line
-    return line if line.endswith("..") else line.removesuffix(".")
+    return line if line.endswith("..") else line.removesuffix(".").removesuffix(":")

@@ -48,6 +48,13 @@ def test_op_outside_of_a_leaf_module_is_named_with_its_numbers() -> None:
     )
 
 
+class Policy(nn.Module):
+    """Draws an action."""
+
+    def forward(self, logits: torch.Tensor) -> torch.Tensor:
+        return torch.distributions.Categorical(logits=logits).sample()
+
+
 @pytest.mark.parametrize("ops", [False, True])
 @pytest.mark.parametrize(
     ("model", "given", "remedy"),
@@ -56,6 +63,7 @@ def test_op_outside_of_a_leaf_module_is_named_with_its_numbers() -> None:
         (nn.Linear(4, 4), torch.ones(1, 4, dtype=torch.float64), "bring what it was given to one dtype"),
         (nn.Linear(4, 4), torch.ones(1, 5), "compare the shapes"),
         (nn.LSTM(4, 4), torch.ones(2, 3, 5), "compare "),  # raised by Python, around ops
+        (Policy(), torch.full((2, 3), torch.nan), "look for NaN"),
     ],
 )
 def test_remedy_fits_the_error(model: nn.Module, given: torch.Tensor, remedy: str, ops: bool) -> None:

@@ -27,6 +27,10 @@ _DETACH = "detach() what is carried from one step to the next (a hidden state, a
 _REMEDIES = (
     (re.compile("backward through the graph a second time"), _DETACH),
     (
+        re.compile("found invalid values"),  # what torch.distributions says of parameters and samples
+        "look for NaN or a value outside of the allowed range: modtrace nonfinite names what made the first NaN",
+    ),
+    (
         re.compile(r"out of (bounds|range)"),
         "look for a label or an index that is negative, or not below the size that the op was given",
     ),
