@@ -86,7 +86,7 @@ class Divergence:
     cosine: float | None = None
     close_share: float | None = None  # the share of elements that differ by at most a thousandth
     ulps: float | None = None
-    #: For a parameter, the last step in which it differed by noise at most, so its optimizer made the difference.
+    #: For a parameter, the last step in which it differed by noise at most, so that what wrote it made the difference.
     updated_since: int | None = None
     #: How many parameters or updates of that step differ now, and how many there are.
     updated: tuple[int, int] = (0, 0)

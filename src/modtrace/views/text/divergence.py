@@ -108,7 +108,7 @@ def _advise(diff: Divergence) -> Iterator[str]:
     if diff.states:
         yield "load the state of the optimizer, too, or begin both without"
     elif diff.updated_since is not None or (diff.role in (UPDATE, OPTIMIZER_STATE) and diff.input_error):
-        if 2 * diff.updated[0] <= diff.updated[1]:
+        if diff.relation is None and 2 * diff.updated[0] <= diff.updated[1]:
             yield _ON_ROUNDING
     elif diff.kind == SOURCE and diff.role in (PARAMETER, BUFFER):
         yield "give both the same seed, or load the same weights"
@@ -134,7 +134,8 @@ def _explain_kind(diff: Divergence) -> str:
     if diff.updated_since is not None:
         differing, every = diff.updated
         return (
-            f"in step {diff.updated_since} it was apart by noise at most; its optimizer has moved it elsewhere since: "
+            f"in step {diff.updated_since} it was apart by noise at most; "
+            "its optimizer, or a write by hand, has moved it elsewhere since: "
             f"{differing} of {count_of(every, 'parameter')} now differ"
         )
     if diff.states:
