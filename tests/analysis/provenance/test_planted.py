@@ -517,3 +517,34 @@ def test_op_outside_of_modules_is_said_to_run_after_the_phase_before_it() -> Non
         (model(torch.ones(4, 8)) * 0).log().sum().backward()
     found = first_in(rec)
     assert (found.op, found.phase, found.follows) == ("aten.log.default", None, "forward")
+
+
+def test_a_later_step_of_another_model_does_not_say_that_the_parameters_stayed_finite() -> None:
+    class Policy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.is_bad = nn.Linear(4, 4), False
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.layer(x)
+            return (x * 0).log() if self.is_bad else x
+
+    class Value(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x)
+
+    policy, value = Policy(), Value()
+    optimizers = {model: torch.optim.SGD(model.parameters(), lr=0.1) for model in (policy, value)}
+    with modtrace.record({"policy": policy, "value": value}) as rec:
+        for policy.is_bad in (False, True):
+            for model, optimizer in optimizers.items():
+                optimizer.zero_grad()
+                model(torch.randn(8, 4)).mean().backward()
+                optimizer.step()
+    found = first_in(rec)
+    assert (found.step, found.root) == (2, "policy")
+    assert found.after is not None and found.after.last_parameters_step == 2

@@ -32,7 +32,7 @@ _JUMP = 1000.0
 _LEAST_GROWTH = {PARAMETER: 10.0, PARAMETER_GRAD: 100.0, "loss": 100.0}
 
 _Rows = npt.NDArray[np.void]
-_ROW = np.dtype([("step", "i8"), ("of_gradient", "?"), ("is_bad", "?"), ("abs_max", "f8")])
+_ROW = np.dtype([("step", "i8"), ("site_id", "i8"), ("of_gradient", "?"), ("is_bad", "?"), ("abs_max", "f8")])
 
 
 def add_surroundings(
@@ -78,6 +78,9 @@ def _remedy_of(growth: Sequence[Growth]) -> str | None:
 def _find_aftermath(step: OneStep, rows: _Rows) -> Aftermath:
     gradients = rows[(rows["step"] == step.number) & rows["of_gradient"]]
     later = rows[(rows["step"] >= step.number) & ~rows["of_gradient"]]
+    own = later["site_id"][later["step"] == step.number]
+    if len(own):  # another step may train another model
+        later = later[np.isin(later["site_id"], own)]
     bad = later[later["is_bad"]]["step"]
     losses = list(find_bad_losses(step))
     return Aftermath(
@@ -107,7 +110,7 @@ def _read_parameters(run: IndexedTables, before: Sequence[ArrowTable], step: int
             nan, inf, low, high = (to_numpy(column, null=0)[kept] for column in batch.columns[3:])
             part = np.empty(len(kept), _ROW)
             part["step"], part["of_gradient"] = of_step[kept], np.isin(site_id[kept], of_gradients)
-            part["is_bad"] = (nan > 0) | (inf > 0)
+            part["site_id"], part["is_bad"] = site_id[kept], (nan > 0) | (inf > 0)
             part["abs_max"] = np.maximum(np.abs(low), np.abs(high))
             parts.append(part)
     return np.concatenate(parts)
