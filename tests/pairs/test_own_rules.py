@@ -121,6 +121,49 @@ def test_equal_weights_speak_before_the_order_of_calls(roles: str | list[str]) -
     assert f"names: {', '.join(found.rules)}" in str(found).splitlines()
 
 
+class Fused(nn.Module):
+    """Gated, with one layer for two, and a module that changes nothing."""
+
+    def __init__(self, model: Gated) -> None:
+        super().__init__()
+        one, two, self.down = (model.get_submodule(name) for name in model.names)
+        self.both, self.drop = nn.Linear(8, 32, bias=False), nn.Dropout(0.0)
+        self.both.weight.data.copy_(torch.cat([one.weight, two.weight]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        one, two = self.both(x).chunk(2, -1)
+        return self.drop(self.down(nn.functional.silu(one) * two))
+
+
+class Unfused(Gated):
+    """Gated, with a module between the two layers."""
+
+    def __init__(self, *names: str) -> None:
+        super().__init__(*names)
+        self.act = nn.SiLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up, down = (self._modules[name] for name in self.names)
+        return down(self.act(gate(x)) * up(x))
+
+
+@pytest.mark.parametrize("kind", [Gated, Unfused])
+@pytest.mark.parametrize("is_swapped", [False, True], ids=["into one", "into two"])
+def test_fused_layer_is_joined_of_its_parts_and_of_no_other_layer(kind: type, *, is_swapped: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(kind("gate", "up", "out") for _ in range(3)))
+    pair = [model, nn.Sequential(*map(Fused, model))]
+    x = torch.randn(3, 8)
+    found = modtrace.compare(*pair[:: -1 if is_swapped else 1], (x,), map="auto", allow_missing=True)
+    assert found.ok, str(found)
+    assert not [name for name in (*found.missing.modules, *found.extra.modules) if "Linear" in name]
+    pair[1][1].down = nn.Linear(16, 8, bias=False)
+    pair[1][1].down.weight.data.copy_(model[1].out.weight * 1.01)
+    found = modtrace.compare(*pair[:: -1 if is_swapped else 1], (x,), map="auto", allow_missing=True)
+    assert found.first is not None
+    assert found.first.path == ("1.down" if is_swapped else "1.out"), str(found)
+
+
 def make_linears() -> list[nn.Module]:
     torch.manual_seed(0)
     return [nn.Linear(8, 8) for _ in range(4)]

@@ -4,6 +4,8 @@ import pytest
 
 import modtrace
 from helpers.all_pairs import HEALTHY, TABLE, USUAL, compare, first_of, second_of
+from modtrace.analysis.alignment.align import align_tables, read_both
+from modtrace.recording.role import PARAMETER
 
 pytest.importorskip("transformers")
 
@@ -39,3 +41,20 @@ def test_planted_fault_stands_first(name: str) -> None:
     assert truth.says in str(found)
     assert not truth.ops or found.first.op in truth.ops, str(found)
     assert found.first.error > found.first.noise
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.soak] if name in SELDOM else []) for name in HEALTHY]
+)
+def test_automatic_rules_pair_no_parameters_of_other_shapes(name: str) -> None:
+    one, other, steps = read_both(first_of(HEALTHY[name]), second_of(HEALTHY[name], is_planted=False))
+    found = align_tables(one, other, steps, rules=["auto"])
+    rows, partners = found.values[one.values.is_of(PARAMETER, rows=found.values[:, 0])].T
+    assert len(rows)
+    for row, partner in zip(rows.tolist(), partners.tolist(), strict=True):
+        shape, other_shape = (
+            [size for size in sizes.tolist() if size > 1]
+            for sizes in (one.values.sizes[row], other.values.sizes[partner])
+        )
+        types = {one.names[one.values.home[row]].type, other.names[other.values.home[partner]].type}
+        assert shape == other_shape or (shape == other_shape[::-1] and types == {"Conv1D", "Linear"}), types

@@ -1,66 +1,38 @@
 """Proposes rules for modules that have different names in two recordings."""
 
-import math
 import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from typing import NamedTuple
 
 import numpy as np
 
 from ...recording.module_path import path_and_above
-from ...recording.phase import FORWARD, PHASES
-from ...recording.role import OUTPUT, PARAMETER
-from ..tables.columns import Partners, Rows, number_keys, number_texts, rows_in_order, take
+from ..tables.columns import Partners, number_keys, number_texts, take
 from ..tables.run import RunTables
 from ..tables.tensors import number_sizes
 from .both import Runs, for_both, no_partners, number_partners
+from .leaves import LeafModule, Likeness, find_leaves, join_siblings
 from .modules import PlacePairs, Rule, apply_rules, read_rules
 from .sequences import align_sequences
-
-#: Parts of type names; modules without parameters are alike if their types' names contain the same part.
-_KINDS = ("dropout", "norm", "pool", "softmax", "elu", "act", "loss", "identity")
-
-
-#: The largest number of consecutive modules that are tried as the parts of one.
-_MOST_PARTS = 8
-
-_Likeness = tuple[int, int, str]
-
-
-@dataclass(frozen=True)
-class _Leaf:
-    """A module that calls no other module, or several consecutive ones that may be parts of one."""
-
-    places: tuple[int, ...]
-    output: int  # the row of `values` of one of its outputs; -1 for none
-    parameters: int
-    largest: float  # the number of elements of its largest parameter; 0 where that was not measured
-    kind: str
-
-    @property
-    def likeness(self) -> _Likeness:
-        """The properties that leaves must share to be considered alike."""
-        return len(self.places), self.parameters, self.kind
 
 
 class PairedLeaves(NamedTuple):
     """The leaves of both recordings, and pairs of positions of corresponding leaves."""
 
-    a: Sequence[_Leaf]
-    b: Sequence[_Leaf]
+    a: Sequence[LeafModule]
+    b: Sequence[LeafModule]
     by_weights: Mapping[int, int]  # leaves whose weights are equal, and differ from those of all other leaves
     same: Mapping[int, int]  # `by_weights`, and alike leaves beside or next to those
 
 
 def read_leaves(runs: Runs) -> PairedLeaves:
     """Returns the leaves of two recordings; siblings that may be parts of one are joined into one leaf."""
-    weights = for_both(_describe_weights, runs)
-    leaves = for_both(_find_leaves, runs, weights)
-    joined = for_both(_join_siblings, runs, leaves, leaves[::-1])
-    ones, others = for_both(_find_unique, weights, joined)
+    leaves = for_both(find_leaves, runs)
+    joined = for_both(join_siblings, runs, leaves, leaves[::-1])
+    ones, others = for_both(_find_unique, joined)
     by_weights = {leaf: others[key] for key, leaf in ones.items() if key in others}
     same = by_weights | _pair_siblings(runs, joined, by_weights)
     return PairedLeaves(*joined, by_weights, _add_neighbours(joined, same))
@@ -139,68 +111,8 @@ def _doubt_moved(runs: Runs, places: PlacePairs, leaves: PairedLeaves) -> Partne
     return partners
 
 
-def _find_leaves(side: RunTables, weights: Mapping[int, tuple[float, ...]]) -> list[_Leaf]:
-    """Returns the leaves of a recording in the order in which they are first called."""
-    calls = side.calls
-    is_called = calls.kept & (calls.phase == PHASES.index(FORWARD)) & (calls.place >= 0)
-    around = take(calls.place, calls.parent[is_called])
-    above = np.unique(around[around != calls.place[is_called]])
-    rows = rows_in_order(is_called & ~np.isin(calls.place, above), calls.start_ns)
-    _, first = np.unique(calls.place[rows], return_index=True)
-    place = calls.place[rows[np.sort(first)]]
-    leaves = []
-    for at, output in zip(place.tolist(), _find_outputs(side, place).tolist(), strict=True):
-        module = side.places.places[at].module
-        kind = "" if module.parameters else _name_kind(module.type)
-        largest = weights[at][0] if at in weights else 0
-        leaves.append(_Leaf((at,), output, module.parameters or 0, largest, kind))
-    return leaves
-
-
-def _join_siblings(side: RunTables, leaves: Sequence[_Leaf], others: Sequence[_Leaf]) -> list[_Leaf]:
-    """Returns the leaves, where siblings in a row are joined if they are as large as a leaf that only `others` has."""
-    own = {leaf.parameters for leaf in leaves}
-    wanted = {(leaf.parameters, leaf.largest) for leaf in others if leaf.parameters not in own}
-    joined: list[_Leaf] = []
-    first = 0
-    while first < len(leaves):
-        count = _count_parts(side, leaves[first : first + _MOST_PARTS], wanted)
-        parts = leaves[first : first + count]
-        first += count
-        places = tuple(place for leaf in parts for place in leaf.places)
-        total = sum(leaf.parameters for leaf in parts)
-        joined.append(parts[0] if count == 1 else _Leaf(places, -1, total, 0, ""))
-    return joined
-
-
-def _count_parts(side: RunTables, leaves: Sequence[_Leaf], wanted: set[tuple[int, float]]) -> int:
-    total, largest = 0, 0.0
-    parents = [side.places.places[leaf.places[0]].parent for leaf in leaves]
-    for count, (leaf, parent) in enumerate(zip(leaves, parents, strict=True), 1):
-        if not leaf.parameters or parent != parents[0]:
-            break
-        total, largest = total + leaf.parameters, largest + leaf.largest
-        if count > 1 and not wanted.isdisjoint({(total, largest), (total, 0)}):
-            return count
-    return 1
-
-
-def _name_kind(type_name: str) -> str:
-    lower = type_name.lower()
-    return next((kind for kind in _KINDS if kind in lower), lower)
-
-
-def _find_outputs(side: RunTables, place: Rows) -> Rows:
-    values = side.values
-    rows = rows_in_order(values.kept & values.is_of(OUTPUT) & (values.place >= 0), values.order)
-    distinct, first = np.unique(values.place[rows], return_index=True)
-    found = np.full(len(side.names), -1, np.int64)
-    found[distinct] = rows[first]
-    return found[place]
-
-
 def _pair_siblings(
-    runs: Runs, leaves: tuple[Sequence[_Leaf], Sequence[_Leaf]], same: Mapping[int, int]
+    runs: Runs, leaves: tuple[Sequence[LeafModule], Sequence[LeafModule]], same: Mapping[int, int]
 ) -> dict[int, int]:
     """Returns pairs of alike leaves whose siblings are paired already, if both modules have equally many of them."""
     above, above_b = parents = for_both(
@@ -223,7 +135,7 @@ def _pair_siblings(
 
 
 def _add_neighbours(
-    leaves: tuple[Sequence[_Leaf], Sequence[_Leaf]], same: Mapping[int, int]
+    leaves: tuple[Sequence[LeafModule], Sequence[LeafModule]], same: Mapping[int, int]
 ) -> dict[int, int]:
     """Returns the pairs of leaves, extended by alike leaves that are called right before or after paired ones."""
     ones, others = leaves
@@ -243,42 +155,23 @@ def _add_neighbours(
 
 
 def _group_alike(
-    leaves: Sequence[_Leaf], parents: Sequence[int], taken: Collection[int]
-) -> dict[tuple[int, _Likeness], list[int]]:
+    leaves: Sequence[LeafModule], parents: Sequence[int], taken: Collection[int]
+) -> dict[tuple[int, Likeness], list[int]]:
     """Returns the leaves with parameters that are not in `taken`, by their parent module and their likeness."""
-    groups: dict[tuple[int, _Likeness], list[int]] = defaultdict(list)
+    groups: dict[tuple[int, Likeness], list[int]] = defaultdict(list)
     for number, (leaf, parent) in enumerate(zip(leaves, parents, strict=True)):
         if number not in taken and leaf.parameters and len(leaf.places) == 1:
             groups[parent, leaf.likeness].append(number)
     return groups
 
 
-def _find_unique(
-    weights: Mapping[int, tuple[float, ...]], leaves: Sequence[_Leaf]
-) -> dict[tuple[float, ...], int]:
-    """Returns the leaf for each description of weights that only one leaf has."""
+def _find_unique(leaves: Sequence[LeafModule]) -> dict[tuple[float, ...], int]:
+    """Returns the leaf for each content of weights that only one leaf has."""
     known: dict[tuple[float, ...], list[int]] = defaultdict(list)
     for number, leaf in enumerate(leaves):
-        if len(leaf.places) == 1 and leaf.places[0] in weights:
-            known[weights[leaf.places[0]]].append(number)
-    return {key: numbers[0] for key, numbers in known.items() if len(numbers) == 1}
-
-
-def _describe_weights(side: RunTables) -> dict[int, tuple[float, ...]]:
-    """Returns a description of each place's largest parameter, by which to recognize it; constants have none."""
-    values = side.values
-    rows = rows_in_order(values.kept & values.is_of(PARAMETER) & (values.home >= 0), values.order)
-    _, first = np.unique(values.home[rows] * (len(values.slots) + 1) + values.slot[rows], return_index=True)
-    rows = rows[first]
-    least, largest = (extreme[rows] for extreme in values.read_extremes())
-    of_place: dict[int, list[tuple[float, ...]]] = defaultdict(list)
-    for place, sizes, low, high in zip(
-        *(column.tolist() for column in (values.home[rows], values.sizes[rows], least, largest)), strict=True
-    ):
-        known = sorted(size for size in sizes if size >= 0)
-        of_place[place].append((math.prod(known), *known, low, high))
-    largest_of = {place: max(weights) for place, weights in of_place.items()}
-    return {place: weight for place, weight in largest_of.items() if weight[-2] < weight[-1]}
+        if leaf.weights.content:
+            known[leaf.weights.content].append(number)
+    return {content: numbers[0] for content, numbers in known.items() if len(numbers) == 1}
 
 
 def _align_leaves(runs: Runs, leaves: PairedLeaves, partners: Partners) -> list[tuple[int, int]]:
@@ -294,10 +187,22 @@ def _align_leaves(runs: Runs, leaves: PairedLeaves, partners: Partners) -> list[
     anchor[0][[*leaves.same]] = anchor[1][[*leaves.same.values()]] = [*leaves.same]
     shapes = number_sizes(runs[0].values.sizes, runs[1].values.sizes)
     shape = for_both(lambda number, columns: take(number, columns[1]), shapes, both)
-    kinds = number_texts([leaf.kind for leaf in leaves.a], [leaf.kind for leaf in leaves.b])
+    kinds, weights = (
+        number_texts([read(leaf) for leaf in leaves.a], [read(leaf) for leaf in leaves.b])
+        for read in (lambda leaf: leaf.kind, lambda leaf: str(leaf.weights.squeezed))
+    )
     loose = number_keys(known, anchor, (one[2], other[2]), kinds)
-    pairs = align_sequences(number_keys(loose, shape), loose).tolist()
-    return [*leaves.same.items(), *((leaf, leaf_b) for leaf, leaf_b in pairs if leaf not in leaves.same)]
+    alike = number_keys(loose, weights)
+    pairs = align_sequences(number_keys(alike, shape), alike, loose).tolist()
+    return [
+        *leaves.same.items(),
+        *(
+            (leaf, leaf_b)
+            for leaf, leaf_b in pairs
+            if leaf not in leaves.same
+            and (known[0][leaf] >= 0 or not leaves.a[leaf].is_unlike(leaves.b[leaf_b]))
+        ),
+    ]
 
 
 def _pair_containers(runs: Runs, links: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
