@@ -166,3 +166,44 @@ def test_tensor_that_was_always_so_is_of_no_step(capture: str) -> None:
     first = modtrace.compare(*runs).first
     assert first is not None
     assert (first.step, first.relation) == (2, "1/2 x the first run's")
+
+
+class Linear(nn.Module):
+    """A layer with the name of the one that it replaces, whose weight is transposed."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(layer.weight.data.t().contiguous()), layer.bias
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.weight + self.bias
+
+
+def make_layers() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(WIDTH, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
+
+
+@pytest.mark.parametrize("roles", [["output", "op_output", "leaf"], "all"], ids=["read", "all"])
+def test_transposed_weight_is_named_unless_its_layer_reads_it_so(roles: str | list[str]) -> None:
+    runs = []
+    for kind in ("plain", "transposed", "another layer"):
+        model = make_layers()
+        if kind == "transposed":
+            model[2].weight.data = model[2].weight.data.t().contiguous()
+        elif kind == "another layer":
+            model[2] = Linear(model[2])
+        capture = modtrace.Capture(roles=roles, hash=True, sketch=True)
+        with modtrace.record(model, ops=True, values=capture, strict=True) as rec:
+            model(torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(0))).sum().backward()
+        runs.append(rec)
+    first = modtrace.compare(*runs[:2]).first
+    assert first is not None
+    assert (first.path, first.slot, first.kind, first.kind_of_difference) == (
+        "2",
+        "weight",
+        "source",
+        "reordered",
+    )
+    found = modtrace.compare(runs[0], runs[2], allow_missing=True)
+    assert found.ok, str(found)

@@ -12,7 +12,7 @@ from ...recording.role import OF_PARAMETERS, PARAMETER
 from ...recording.statistics.moments import Numbers
 from ..alignment.align import align_tables, read_both
 from ..alignment.contract import Alignment
-from ..tables.columns import Bools, Rows, take
+from ..tables.columns import Bools, Rows, number_codes, number_texts, take
 from ..tables.measured import read_measured
 from ..tables.placement import ModuleName
 from ..tables.run import RunTables
@@ -147,11 +147,31 @@ def _find_errors(
     # Only weights, and what backward and optimizers make of them, may be transposed.
     is_later = np.isin(values.phase[rows], [PHASES.index(BACKWARD), PHASES.index(OPTIMIZER)])
     may_be_turned = (values.op[rows] >= 0) & is_later | values.is_of(*OF_PARAMETERS, rows=rows)
+    may_be_turned &= ~_are_read_alike(*runs)
     errors = find_errors(runs[0].measured, runs[1].measured, permuted, alignment.axes, may_be_turned)
     of_joined = order - len(alignment.values)
     for name in ("error", "floor", "metric"):
         getattr(errors, name)[of_joined >= 0] = getattr(joined, name)[of_joined[of_joined >= 0]]
     return errors
+
+
+def _are_read_alike(run: PairedRun, run_b: PairedRun) -> Bools:
+    """Returns which pairs are parameters of modules of one type that are first read by ops of one name.
+
+    Such modules store their weights alike, so that a square weight in the other layout is a difference.
+    """
+    one, other = run.tables, run_b.tables
+    types = number_texts([name.type for name in one.names], [name.type for name in other.names])
+    ops = number_codes((one.ops.names, one.ops.name), (other.ops.names, other.ops.name))
+    is_parameter = one.values.is_of(PARAMETER, rows=run.rows)
+    alike = [
+        (first >= 0) & (first == second)
+        for first, second in (
+            (take(types[0], one.values.home[run.rows]), take(types[1], other.values.home[run_b.rows])),
+            (take(ops[0], one.values.op[run.rows]), take(ops[1], other.values.op[run_b.rows])),
+        )
+    ]
+    return np.asarray(is_parameter & alike[0] & alike[1])
 
 
 def _find_noise(
