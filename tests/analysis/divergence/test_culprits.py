@@ -68,6 +68,52 @@ def test_op_that_only_the_first_run_has_is_named() -> None:
     assert (first.path, first.op, first.only_in) == ("0", "aten.mul.Tensor", "first")
 
 
+class Written(nn.Module):
+    """Writes a part of what it was given over a part of what its first layer returned, if it is told how."""
+
+    def __init__(self, write: Callable[[Tensor, Tensor], object] | None) -> None:
+        super().__init__()
+        self.up, self.down, self.write = nn.Linear(16, 16), nn.Linear(16, 16), write
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.up(x) * 2
+        if self.write is not None:
+            self.write(hidden, x)
+        return self.down(hidden)
+
+
+def written(
+    write: Callable[[Tensor, Tensor], object] | None, capture: modtrace.Capture
+) -> modtrace.Recording:
+    with modtrace.record(ops=True, values=capture, strict=True) as recording:
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(16, 16), Written(write), nn.Linear(16, 4))
+        net(torch.randn(8, 16)).square().mean().backward()
+    return recording
+
+
+@pytest.mark.parametrize("capture", [STATISTICS, EVERYTHING], ids=["statistics", "everything"])
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda hidden, x: hidden[:, 0].copy_(x[:, 1]),
+        lambda hidden, x: hidden.__setitem__((slice(None), slice(1, 3)), x[:, :2]),
+        lambda hidden, x: hidden.t()[2].copy_(x[:, 1]),
+        lambda hidden, x: hidden.view(-1).copy_(x.reshape(-1)),
+    ],
+    ids=["a column", "an assignment", "of the transposed", "a view of all"],
+)
+def test_a_copy_into_a_view_that_one_run_lacks_is_named(
+    write: Callable[[Tensor, Tensor], object], capture: modtrace.Capture
+) -> None:
+    one, other = written(None, capture), written(write, capture)
+    for first, second, only_in in ((one, other, "second"), (other, one, "first")):
+        found = modtrace.compare(first, second).first
+        assert found is not None
+        assert (found.path, found.op, found.only_in) == ("1", "aten.copy_.default", only_in)
+        assert (found.phase, found.kind, found.seen_at) == ("forward", "made", "addmm in 1.down")
+
+
 def test_one_planted_op_is_the_only_place_that_made_a_difference(multiplied: Comparison) -> None:
     assert [(each.path, each.op, each.kind) for each in multiplied.divergences] == [
         ("0", "aten.mul.Tensor", "made")

@@ -44,7 +44,7 @@ def _to_ids(pairs: Rows, ids: tuple[Column, Column]) -> Rows:
 
 
 def _list_unpaired(tables: RunTables, unpaired: Unpaired, *, other_mesh: bool) -> UnpairedIds:
-    is_plain = tables.ops.is_plain | other_mesh
+    is_plain = tables.adds_nothing | other_mesh
     calls, _ = choose_harmful(unpaired.calls, np.zeros(len(unpaired.calls), bool))
     ops, _ = choose_harmful(unpaired.ops, is_plain[unpaired.ops.rows])
     return UnpairedIds(
@@ -75,7 +75,7 @@ def _judge(merged: MergedPairs, verdicts: Column) -> JudgedTensors:
 
 def _judge_reshaped(pairs: ComparedPairs) -> JudgedTensors:
     rows, tables = pairs.resized[:, 0], pairs.a.tables
-    rows = rows[~np.append(tables.ops.is_plain | pairs.other_mesh, False)[tables.values.op[rows]]]
+    rows = rows[~np.append(tables.adds_nothing | pairs.other_mesh, False)[tables.values.op[rows]]]
     return _judge_rows(pairs.a.tables, rows, np.full(len(rows), RESHAPED))
 
 

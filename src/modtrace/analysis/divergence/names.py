@@ -99,7 +99,7 @@ def list_unmatched(tables: RunTables, unpaired: Unpaired, resized: Rows, *, othe
     """
     names, is_plain, op_of_value = (
         Names(tables),
-        np.append(tables.ops.is_plain | other_mesh, False),
+        np.append(tables.adds_nothing | other_mesh, False),
         tables.values.op,
     )
     calls, call_reason = choose_harmful(unpaired.calls, np.zeros(len(unpaired.calls), bool))

@@ -108,7 +108,7 @@ def find_unpaired_ops(tables: RunTables, paired_ops: Rows, unpaired: Collection[
         paired_ops: its ops that have a partner.
         unpaired: its modules that the other recording lacks.
     """
-    is_unpaired = np.append(~tables.ops.is_plain, False)
+    is_unpaired = np.append(~tables.adds_nothing, False)
     is_unpaired[paired_ops] = False
     if not unpaired or not len(tables.ops.step):
         return is_unpaired

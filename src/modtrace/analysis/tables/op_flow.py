@@ -108,6 +108,14 @@ class OpFlow:
     def _find_by_slot(self) -> RowFinder:
         return RowFinder(self.output)
 
+    @cached_property
+    def writes_part(self) -> Bools:
+        """A mask of the ops that write in place through a view, so that they return the tensor behind it, too."""
+        outputs, counts = np.unique(self.output, return_counts=True)
+        writes_part = np.zeros(len(self.op_id), bool)
+        writes_part[outputs[(counts > 1) & (outputs >= 0)] // self._width] = True
+        return writes_part
+
     def find_reads_of_values(self, overwrites: Bools) -> Bools:
         """Returns which reads need what a tensor holds, rather than only its memory as the target of a write.
 
@@ -117,11 +125,8 @@ class OpFlow:
         Args:
             overwrites: which ops ignore what their argument `self` holds, such as a copy in place.
         """
-        outputs, counts = np.unique(self.output, return_counts=True)
-        returns_whole = np.zeros(len(self.op_id) + 1, bool)
-        returns_whole[outputs[(counts > 1) & (outputs >= 0)] // self._width] = True
         is_self = np.array([*(name.partition("[")[0] == "self" for name in self.slots), False])[self.slot]
-        return np.asarray(~(is_self & (overwrites & ~returns_whole[:-1])[self.reader]))
+        return np.asarray(~(is_self & (overwrites & ~self.writes_part)[self.reader]))
 
     def find_unread(self, overwrites: Bools, among: Bools | None = None) -> Bools:
         """Returns which ops returned nothing that a call takes or returns, or that an op other than these reads.

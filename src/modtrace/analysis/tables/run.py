@@ -210,6 +210,11 @@ class RunTables:
         return self.flow.find_internal(self.ops.forward)
 
     @cached_property
+    def adds_nothing(self) -> Bools:
+        """A mask of the ops that change no numbers: the plain ones, but for those that write to a part of a tensor."""
+        return self.ops.is_plain & ~self.flow.writes_part
+
+    @cached_property
     def tensor_of_value(self) -> Rows:
         """For each row of `values`, the tensor in `flow` if an op returned it; -1 for other rows."""
         values = self.values
