@@ -396,6 +396,61 @@ def test_gradients_that_nothing_shows_are_a_place(look: Callable[[nn.Module], ob
     assert (found.first.op, found.first.phase) == ("aten.mul.Tensor", "backward"), str(found)
 
 
+class Rotated(nn.Module):
+    """Attention with rotary positions, which turns numbers that are neighbours, or half a head apart."""
+
+    def __init__(self, are_neighbours: bool, factor: float = 1.0, of_gradient: float = 1.0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.qkv = nn.ModuleList(nn.Linear(16, 16, bias=False) for _ in range(3))
+        self.out, self.are_neighbours = nn.Linear(16, 4), are_neighbours
+        self.factor, self.of_gradient = factor, of_gradient
+        if are_neighbours:
+            order = torch.arange(8).view(2, 4).t().flatten()
+            for linear in self.qkv[:2]:
+                linear.weight.data = linear.weight.data.view(2, 8, 16)[:, order].reshape(16, 16).clone()
+
+    def turn(self, x: torch.Tensor) -> torch.Tensor:
+        angle = torch.arange(x.shape[-2])[:, None] * 0.3 ** torch.arange(4)
+        cos, sin = angle.cos(), angle.sin()
+        if self.are_neighbours:
+            turned = torch.stack([-x[..., 1::2], x[..., ::2]], -1).flatten(-2)
+            return x * cos.repeat_interleave(2, -1) + turned * sin.repeat_interleave(2, -1)
+        return x * cos.repeat(1, 2) + torch.cat([-x[..., 4:], x[..., :4]], -1) * sin.repeat(1, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (linear(x).view(*x.shape[:2], 2, 8).transpose(1, 2) for linear in self.qkv)
+        k = Turned.apply(self.turn(k), self.of_gradient)
+        y = nn.functional.scaled_dot_product_attention(self.turn(q), k, v, is_causal=True)
+        return self.out(y.transpose(1, 2).flatten(2) * self.factor)
+
+
+@pytest.mark.parametrize("with_gradients", [False, True])
+@pytest.mark.parametrize(
+    "kept", [{"hash": True, "sketch": True}, {"tensors": True}], ids=["hashes", "tensors"]
+)
+def test_other_order_of_numbers_is_no_place_with_gradients_either(
+    kept: dict[str, bool], with_gradients: bool
+) -> None:
+    roles = ["output", "op_output", *(["grad_output", "parameter_grad"] if with_gradients else [])]
+
+    def run(model: nn.Module) -> modtrace.Recording:
+        torch.manual_seed(1)
+        with modtrace.record(
+            model, ops=True, values=modtrace.Capture(roles=roles, **kept), strict=True
+        ) as rec:
+            model(torch.randn(2, 6, 16)).square().mean().backward()
+        return rec
+
+    first = run(Rotated(False))
+    found = modtrace.compare(first, run(Rotated(True)), allow_missing=True)
+    assert found.ok and found.absorbed, str(found)
+    wrong = modtrace.compare(first, run(Rotated(True, factor=1.1)), allow_missing=True).first
+    assert wrong is not None and (wrong.op, wrong.phase) == ("aten.mul.Tensor", "forward"), str(wrong)
+    wrong = modtrace.compare(first, run(Rotated(True, of_gradient=1.5)), allow_missing=True).first
+    assert wrong is not None and (wrong.path, wrong.phase) == ("", "backward"), str(wrong)
+
+
 class Scaled(nn.Module):
     """Scales in front of its last layer, or behind it: what one run returns, the other has on the way."""
 

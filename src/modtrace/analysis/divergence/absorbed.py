@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from ...recording.phase import BACKWARD, OPTIMIZER, PHASES
 from ...recording.statistics.moments import Numbers
 from ..tables.columns import Bools, Rows
 from .answer import ABSORBED, VERDICTS
@@ -33,6 +34,7 @@ class AbsorbedDifferences:
         """
         self._runs, self._errors = runs, errors
         self._elsewhere, self._are_repeated = elsewhere, are_repeated
+        self._may_be_reordered = ~_are_behind_forward(runs[0])  # as `Consequences.begin` takes it
         #: The consequences in the first (0) and second run (1), each built when it is first needed.
         self._consequences: dict[int, Consequences] = {}
 
@@ -49,11 +51,19 @@ class AbsorbedDifferences:
         """
         if not ranking.is_beyond.any() or not all(len(run.tables.flow.read) for run in self._runs):
             return ranking
-        return self._dismiss_gradients(self._dismiss_all(ranking))
+        is_forward = ~_are_behind_forward(self._runs[0])
+        ranking = self._dismiss_all(ranking, is_forward)
+        is_behind = self._are_behind_absorbed(ranking)
+        ranking = ranking.dismiss(ranking.is_beyond & is_behind & self._find_reordered(ranking))
+        if not (ranking.is_beyond & is_behind).any():
+            return ranking
+        return self._dismiss_all(ranking, is_forward | is_behind)
 
-    def _dismiss_all(self, ranking: Ranking) -> Ranking:
+    def _dismiss_all(self, ranking: Ranking, may_be_reordered: Bools) -> Ranking:
+        """Returns a ranking without blame on absorbed differences; see `Consequences.begin`."""
+        self._may_be_reordered = may_be_reordered
         for consequences in self._consequences.values():
-            consequences.begin()
+            consequences.begin(may_be_reordered)
         whole = self._dismiss(ranking, np.ones(len(ranking.score), bool), with_others=True)
         if (first := choose_first(whole)) is None:
             return whole
@@ -63,23 +73,27 @@ class AbsorbedDifferences:
         left_out = min(consequences.first_left_out for consequences in self._consequences.values())
         return without if first is not None and left_out > first else whole
 
-    def _dismiss_gradients(self, ranking: Ranking) -> Ranking:
-        """Returns a ranking in which gradients of absorbed outputs are not blamed if they only have another order.
+    def _are_behind_absorbed(self, ranking: Ranking) -> Bools:
+        """Returns which pairs of backward or an optimizer are of modules in which forward absorbed a difference.
 
         An absorbed output with its elements in another order has a gradient in that order, with the same numbers.
         """
-        run = self._runs[0]
-        is_absorbed = np.zeros(len(run.is_unpaired), bool)
-        is_absorbed[run.op[ranking.least == VERDICTS.index(ABSORBED)]] = True
-        is_absorbed[-1] = False
-        gradients = ranking.is_beyond & is_absorbed[np.append(run.tables.ops.forward, -1)[run.op]]
-        pairs = np.flatnonzero(gradients)
-        stats, stats_b = (paired.measured.stats.take(pairs) for paired in self._runs)
-        most = IS_MADE * ranking.noise[pairs] * np.fmax(np.abs(stats.min), np.abs(stats.max))
-        gradients[pairs] = stats.min < stats.max
-        for name in ("min", "max", "mean", "rms"):
-            gradients[pairs] &= np.abs(getattr(stats, name) - getattr(stats_b, name)) <= most
-        return ranking.dismiss(gradients)
+        values, rows = self._runs[0].tables.values, self._runs[0].rows
+        keys = values.place[rows].astype(np.int64) << 32 | values.step[rows].astype(np.int64)
+        is_behind = _are_behind_forward(self._runs[0])
+        is_absorbed = (ranking.least == VERDICTS.index(ABSORBED)) & ~is_behind
+        return np.asarray(is_behind & np.isin(keys, keys[is_absorbed]))
+
+    def _find_reordered(self, ranking: Ranking) -> Bools:
+        """Returns which unequal pairs of backward or an optimizer seem to have the same numbers in another order."""
+        stats, stats_b = (run.measured.stats for run in self._runs)
+        is_reordered = _are_behind_forward(self._runs[0]) & (stats.min < stats.max)
+        is_reordered &= self._errors.error > IS_MADE * ranking.noise
+        with np.errstate(invalid="ignore"):
+            most = IS_MADE * ranking.noise * np.fmax(np.abs(stats.min), np.abs(stats.max))
+            for name in ("min", "max", "mean", "rms"):
+                is_reordered &= np.abs(getattr(stats, name) - getattr(stats_b, name)) <= most
+        return is_reordered
 
     def _dismiss(self, ranking: Ranking, among: Bools, *, with_others: bool) -> Ranking:
         """Returns a ranking in which absorbed differences among some pairs are not blamed; see `Consequences.follow`.
@@ -117,10 +131,22 @@ class AbsorbedDifferences:
             if number not in self._consequences:
                 norm = np.fmax(*(paired.measured.stats.l2 for paired in self._runs))
                 self._consequences[number] = Consequences(
-                    run, self._elsewhere[number], self._are_repeated, ranking, self._errors, norm
+                    run,
+                    self._elsewhere[number],
+                    self._are_repeated,
+                    self._find_reordered(ranking),
+                    ranking,
+                    self._errors,
+                    norm,
                 )
+                self._consequences[number].begin(self._may_be_reordered)
             if not self._consequences[number].is_ignored(pair):
                 is_ignored = False
                 yield self._consequences[number]
         if is_ignored:
             yield from self._consequences.values()
+
+
+def _are_behind_forward(run: PairedRun) -> Bools:
+    """Returns which pairs are of backward or an optimizer."""
+    return np.isin(run.tables.values.phase[run.rows], [PHASES.index(BACKWARD), PHASES.index(OPTIMIZER)])

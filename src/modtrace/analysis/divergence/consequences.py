@@ -57,14 +57,21 @@ class Consequences:
         run: PairedRun,
         elsewhere: Numbers,
         are_repeated: Bools,
+        are_reordered: Bools,
         ranking: Ranking,
         errors: Errors,
         norm: Numbers,
     ) -> None:
-        """Starts with nothing followed. `norm` is the larger norm of each pair; see also `AbsorbedDifferences`."""
+        """Starts with nothing followed. See `AbsorbedDifferences` for the other arguments.
+
+        Args:
+            are_reordered: which pairs of backward or an optimizer have the same numbers in another order.
+            norm: the larger norm of each pair.
+        """
         tables, rows = run.tables, run.rows
         flow = tables.flow
         self._noise, self._error = ranking.noise, errors.error
+        self._are_reordered = are_reordered
         #: The smallest error that each measurement can show; statistics cannot show one as small as the noise.
         self._resolution = np.where(ranking.is_estimated, ranking.noise, errors.floor)
         self._tensor = find_tensors(tables, rows, errors.error > ranking.noise)
@@ -95,12 +102,15 @@ class Consequences:
         self._adds, self._averages = tables.ops.are_named(ADDITIVE), tables.ops.are_named({"mean"})
         self._summand = find_summands(tables)
         self._differing: dict[int, set[int]] = {}  # by op, the unequal tensors that it reads
-        self._leads_to_end: set[int] = set()  # compared tensors from which a difference reaches an end
-        self.begin()
 
-    def begin(self) -> None:
-        """Resets what was followed and left out, for another ranking."""
-        self._left = _MOST_TENSORS
+    def begin(self, may_be_reordered: Bools) -> None:
+        """Resets what was followed and left out, for another ranking.
+
+        Args:
+            may_be_reordered: the pairs whose difference counts as gone where only the order of numbers is left of it.
+        """
+        self._left, self._may_be_reordered = _MOST_TENSORS, may_be_reordered
+        self._leads_to_end: set[int] = set()  # compared tensors from which a difference reaches an end
         self.first_left_out: float = math.inf  # the first pair among outputs of ops that were left out
 
     def is_ignored(self, pair: int) -> bool:
@@ -122,6 +132,7 @@ class Consequences:
         if tensor < 0:
             return np.empty(0, np.int64)
         first = _Difference(tensor, float(self._error[pair]), float(self._norm[tensor]))
+        may_be_reordered = bool(self._may_be_reordered[pair])
         # Ops are taken in order of execution, so that everything an op reads is known before the op is followed.
         waiting = [(-1, first._replace(tensor=alias)) for alias in self._find_aliases(tensor)]
         seen, is_gone, is_unsure = {tensor, *(alias.tensor for _, alias in waiting)}, False, False
@@ -152,7 +163,7 @@ class Consequences:
             for reader, made in [(op, made) for op in readers for made in self._outputs[op].tolist()]:
                 if made in seen:
                     continue
-                if self._is_gone(difference, reader, made):
+                if (may_be_reordered and self._is_reordered(made)) or self._is_gone(difference, reader, made):
                     is_all = self._shows_all(tensor, made)
                     is_gone, is_unsure = is_gone or is_all, is_unsure or not is_all
                     continue
@@ -269,6 +280,11 @@ class Consequences:
         left = read.error if math.isinf(read.error) else read.error * self._find_share(read, op, made)
         is_noise = error <= IS_MADE * self._noise[pairs]
         return bool(left > 0 and (is_noise & (np.maximum(error, seen) <= _GONE * left)).all())
+
+    def _is_reordered(self, made: int) -> bool:
+        """Returns whether an output was compared, and has the same numbers in another order."""
+        pairs = self._pairs[self._find_whole(made)]
+        return bool(len(pairs) and self._are_reordered[pairs].all())
 
     def _find_share(self, read: _Difference, op: int, made: int) -> float:
         """Estimates the share, from 0 to 1, of a tensor's relative error that remains in the output of an op.
