@@ -43,12 +43,31 @@ LONG = {
 }
 
 
+def _is_long(path):
+    folder = path.parent.relative_to(Path(__file__).parent).as_posix()
+    return LONG.get(folder, path.name) != path.name
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Files that are left out are not read."""
+    is_left_out = collection_path.suffix == ".py" and _is_long(collection_path)
+    return True if is_left_out and "not long" in config.option.markexpr else None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     for item in items:
-        folder = item.path.parent.relative_to(Path(__file__).parent).as_posix()
-        if LONG.get(folder, item.path.name) != item.path.name:
+        if _is_long(item.path):
             item.add_marker("long")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Nothing is garbage yet, and with torch and transformers each look for some takes a second."""
+    gc.disable()
+    result = yield
+    gc.enable()
+    return result
 
 
 @pytest.fixture(autouse=True, scope="module")
