@@ -51,9 +51,9 @@ class Run(NamedTuple):
 
     kind: str = "single"  # single, ddp, fsdp1, fsdp2, hsdp, tp, fsdp2 x tp
     fault: str = ""
-    """Of rank 1: weights, gradient, inf, lost (a gradient that did not arrive), unclipped (norms are left out of the
-    clipping). Of all: eps, unreduced, evaluates (the same batches; rank 0 one more), moved (to other parameters behind
-    DDP's back), unwrapped (called without DDP)."""
+    """Of rank 1: own eps, weights, gradient, inf, lost (a gradient that did not arrive), unclipped (norms are left out
+    of the clipping). Of all: eps, unreduced, evaluates (the same batches; rank 0 one more), moved (to other parameters
+    behind DDP's back), unwrapped (called without DDP)."""
     ops: bool = False
 
 
@@ -61,7 +61,7 @@ def train(run: Run, to: str, rank: int = 0, world: int = 1) -> None:
     """Trains and records; the ranks of a process group call it together."""
     torch.manual_seed(0)
     model = Net()
-    if run.fault == "eps":
+    if run.fault == "eps" or (run.fault == "own eps" and rank == 1):
         model.blocks[1].norm.eps = 1e-3
     trained, parts, part = _parallel(run.kind, model, rank, world)
     if run.fault == "weights" and rank == 1:

@@ -38,7 +38,7 @@ def compare(
     docs/compare.md explains the answer. It is true if the runs agree.
 
     Args:
-        a: a `Recording`, the path of one, of which all ranks are compared together, or a `torch.nn.Module`.
+        a: a `Recording`, the path of one, of which all ranks are compared, or a `torch.nn.Module`.
         b: another one.
         args: the positional arguments of both models, which are then recorded on them.
         kwargs: the keyword arguments of both models.

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from modtrace.analysis.ranks.replicas import check_replicas
 from modtrace.analysis.tables.ranks import RanksData, as_one
 from modtrace.recording.protocols import LAST, RecordingData
 from modtrace.store.reader import open_last_attempts
+from modtrace.views.text.divergence import name_divergence
 
 RUNS = {
     "single": Run(),
@@ -30,6 +32,8 @@ RUNS = {
     "ddp with another eps": Run("ddp", "eps", ops=True),
     "fsdp2 with another eps": Run("fsdp2", "eps", ops=True),
     "tp with another eps": Run("tp", "eps", ops=True),
+    "ddp whose rank 1 has another eps": Run("ddp", "own eps", ops=True),
+    "tp whose rank 1 has another eps": Run("tp", "own eps", ops=True),
     "ddp with other weights": Run("ddp", "weights"),
     "ddp with another gradient": Run("ddp", "gradient"),
     "ddp with an all-reduce left out": Run("ddp", "unreduced"),
@@ -46,6 +50,9 @@ FOUR = {
     "ddp with other weights": Run("ddp", "weights"),
     "ddp with another gradient": Run("ddp", "gradient"),
 }
+
+
+NORM = "native_layer_norm in blocks.1.norm, step 0, forward"
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +110,62 @@ def test_factor_of_a_gradient_is_not_divided_with_it(two: Mapping[str, str]) -> 
     """The backward of a square computes `x ** 1`, in which there is no gradient of a mean over a rank's part."""
     found = compare(two, "ddp with ops", "tp with another eps")
     assert [(place.path, place.phase) for place in found.divergences] == [("blocks.1.norm", "forward")]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "ranks", "place"),
+    [
+        ("ddp with ops", "ddp with another eps", (0, 1), NORM),
+        ("fsdp2 with ops", "fsdp2 with another eps", (0, 1), NORM),
+        ("tp with ops", "tp with another eps", (0, 1), NORM),
+        ("ddp with ops", "ddp whose rank 1 has another eps", (1,), NORM),
+        ("tp with ops", "tp whose rank 1 has another eps", (1,), NORM),
+        ("ddp", "ddp with other weights", (1,), "parameter blocks.1.up.weight, step 0, forward"),
+        ("ddp", "ddp with another gradient", (1,), "gradient of the parameter blocks.0.down.weight, step 1, optimizer"),
+        ("ddp", "ddp with an inf", (1,), "output of blocks.0.norm, step 1, forward"),
+    ],
+)  # fmt: skip
+def test_fault_of_some_ranks_is_named_as_that_of_one_process(
+    two: Mapping[str, str], a: str, b: str, ranks: tuple[int, ...], place: str
+) -> None:
+    first = compare(two, a, b).first
+    assert first is not None
+    assert first.ranks == ranks
+    assert name_divergence(replace(first, ranks=())) == place
+    if "eps" in b:
+        assert first.arguments == ("eps 1e-05 against 0.001",)
+
+
+@pytest.mark.parametrize("kind", ["ddp with ops", "fsdp2 with ops", "tp with ops", "fsdp1"])
+def test_every_tensor_of_each_rank_is_compared_where_the_mesh_is_one(
+    two: Mapping[str, str], kind: str
+) -> None:
+    found = compare(two, kind, kind)
+    assert (found.ok, found.ranks, found.equal) == (True, (0, 1), found.compared)
+    alone = [compare_recordings(data, data) for _, data in ranks_of(two[kind])]
+    assert found.compared == sum(answer.compared for answer in alone)
+    assert found.to_frame().groupby("rank").size().tolist() == [len(answer.to_frame()) for answer in alone]
+    assert {why for why, _ in found.unmeasured_why} <= {"not measured: nothing has been written to it yet"}
+
+
+def test_ranks_that_part_later_or_agree_are_told(two: Mapping[str, str], command: Command) -> None:
+    told = command("compare", two["ddp"], two["ddp with other weights"], code=1).out.splitlines()
+    assert told[0] == "the runs part at parameter blocks.1.up.weight, step 0, forward, on rank 1"
+    assert told[1].startswith("  rank 0 parts later: at ")
+    assert " of 3 steps on 2 ranks: " in "\n".join(told)
+
+
+def test_page_of_ranks_shows_that_of_the_fault(
+    two: Mapping[str, str], command: Command, tmp_path: Path
+) -> None:
+    a, b = two["ddp with ops"], two["ddp whose rank 1 has another eps"]
+    command("view", a, "--against", b, "-o", str(tmp_path / "page.html"))
+    payload = read_payload((tmp_path / "page.html").read_text())
+    titles = [finding["title"] for finding in payload["findings"]]
+    assert (
+        "native_layer_norm in blocks.1.norm, step 0, forward, on rank 1: eps 1e-05 against 0.001" in titles[0]
+    )
+    assert {"name": "rank", "values": ["1"]} in payload["dimensions"]
 
 
 def test_page_of_two_meshes_says_what_the_comparison_of_all_ranks_says(

@@ -97,6 +97,7 @@ class Divergence:
     #: The modules that only one recording has behind whose outputs, or in which, the difference came up: at most one of
     #: each recording.
     behind: tuple[UnpairedModule, ...] = ()
+    ranks: tuple[int, ...] = ()  # on which it came up; empty where ranks were not compared one by one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,6 +185,9 @@ class Comparison:
     rules: tuple[str, ...]
     proposed: tuple[str, ...]  # rules for modules without partner, as `map=` takes them
     marks: tuple[str, ...]
+    #: The ranks that were compared one by one, as both runs have one mesh: then counts are of all ranks, and what is of
+    #: one rank is of that where the runs part first.
+    ranks: tuple[int, ...] = ()
     table: ArrowTable = field(repr=False, compare=False)  # all compared tensors, in order of execution
     #: What corresponds in the two recordings, which a report draws.
     pair: RunPair | None = field(default=None, repr=False, compare=False)

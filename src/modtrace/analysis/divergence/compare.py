@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,9 @@ from ..alignment.align import align_tables, read_both
 from ..alignment.contract import Alignment
 from ..tables.calls import iterate_levels
 from ..tables.columns import ArrowTable, Bools, Column, Rows, build_table, decode, take_of_tables
-from ..tables.meshes import make_comparable
+from ..tables.meshes import ComparableRuns, make_comparable, pair_ranks
 from ..tables.missing_rows import require_rows
+from ..tables.ranks import RanksData
 from ..tables.run import RunTables
 from .answer import (
     ABSORBED,
@@ -44,6 +46,7 @@ from .kept_pairs import pair_runs
 from .names import explain_nothing, label, list_unmatched
 from .paired_run import records_ops
 from .pairs import ComparedPairs, compare_pairs
+from .rank_answers import merge_answers
 from .ranking import Ranking, choose_cancelling, choose_first, first_of_each, merge_rankings
 from .recomputes import MergedPairs, compare_recomputed, merge_pairs
 
@@ -75,9 +78,40 @@ def compare_recordings(
     """
     if tolerance is not None and not 0 <= tolerance < np.inf:
         raise ValueError(f"tolerance={tolerance!r}: give a relative error such as 1e-5; 0 tolerates none")
-    require_rows(a, "values")
-    require_rows(b, "values")
-    runs = make_comparable(a, b, noise)
+    answer = partial(
+        _compare_runs, rules=rules, tolerance=tolerance, step=step, step_b=step_b, allow_missing=allow_missing
+    )
+    ranks = pair_ranks([a, b, *noise])
+    for run in ranks[0].runs[:2] if ranks else (a, b):
+        require_rows(run, "values")
+    if not ranks:
+        return answer(a, b, make_comparable(a, b, noise))
+    answers = {
+        rank: answer(one, other, ComparableRuns(one, other, more, None, other_mesh=False))
+        for rank, (one, other, *more) in ranks
+    }
+    return merge_answers(answers, _list_marks(a, b))
+
+
+def _list_marks(a: RecordingData, b: RecordingData) -> tuple[str, ...]:
+    """Returns the marks of both runs; of ranks that are read one by one, without those on merging them."""
+    marks = (run.marks if isinstance(run, RanksData) else run.meta.marks for run in (a, b))
+    return tuple(
+        f"{name}: {mark}" for name, of_run in zip((FIRST, SECOND), marks, strict=True) for mark in of_run
+    )
+
+
+def _compare_runs(
+    a: RecordingData,
+    b: RecordingData,
+    runs: ComparableRuns,
+    *,
+    rules: Sequence[str],
+    tolerance: float | None,
+    step: int | str | None,
+    step_b: int | str | None,
+    allow_missing: bool,
+) -> Comparison:
     tables, tables_b, steps = read_both(runs.a, runs.b, step=step, step_b=step_b)
     alignment = align_tables(tables, tables_b, steps, rules=rules)
     if not len(alignment.values) and not len(alignment.joined):
@@ -88,7 +122,7 @@ def compare_recordings(
             f"{len(alignment.values):,} tensors are aligned, and of none of them the same was measured in both. "
             "Record both with values='stats', or the same captures."
         )
-    found = _build_answer(b, alignment, parts, allow_missing)
+    found = _build_answer(a, b, alignment, parts, allow_missing)
     return found if runs.text is None else replace(found, environment=(*found.environment, runs.text))
 
 
@@ -117,7 +151,11 @@ def _compare_all(
 
 
 def _build_answer(
-    other: RecordingData, alignment: Alignment, parts: Sequence[ComparedPairs], allow_missing: bool
+    own: RecordingData,
+    other: RecordingData,
+    alignment: Alignment,
+    parts: Sequence[ComparedPairs],
+    allow_missing: bool,
 ) -> Comparison:
     pairs = parts[0]
     meta, meta_b = (run.tables.data.meta for run in (pairs.a, pairs.b))
@@ -149,6 +187,7 @@ def _build_answer(
         merged.collect([getattr(part.a.tables.values, name)[part.a.rows] for part in parts])
         for name in ("step", "phase")
     )
+    position = 0 if first is None else int((step[:first] == step[first]).sum())
     reshaped, is_void = _find_reshaped(pairs)
     is_complete = allow_missing or not (missing or extra)
     return Comparison(
@@ -171,9 +210,9 @@ def _build_answer(
         steps=tuple((int(one), int(two)) for one, two in alignment.steps),
         rules=alignment.rules,
         proposed=alignment.proposed,
-        marks=(*(f"first: {mark}" for mark in meta.marks), *(f"second: {mark}" for mark in meta_b.marks)),
+        marks=_list_marks(pairs.a.tables.data, pairs.b.tables.data),
         table=_build_table(merged, details, verdicts),
-        pair=pair_runs(other, alignment, merged, verdicts),
+        pair=pair_runs(own, other, alignment, merged, verdicts, position),
     )
 
 

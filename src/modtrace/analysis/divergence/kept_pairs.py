@@ -15,19 +15,30 @@ from .recomputes import MergedPairs
 from .run_pair import CHANGED, EQUAL, FOLLOWS, RESHAPED, JudgedTensors, RunPair, UnpairedIds
 
 
-def pair_runs(other: RecordingData, alignment: Alignment, merged: MergedPairs, verdicts: Column) -> RunPair:
+def pair_runs(
+    own: RecordingData,
+    other: RecordingData,
+    alignment: Alignment,
+    merged: MergedPairs,
+    verdicts: Column,
+    position: int,
+) -> RunPair:
     """Returns what corresponds in two compared recordings.
 
     Args:
+        own: the first recording.
         other: the second recording.
         alignment: which rows of both correspond.
         merged: the compared pairs.
         verdicts: the code of each pair's verdict.
+        position: where the first difference stands among the pairs of its step.
     """
     pairs = merged.parts[0]
     a, b = pairs.a.tables, pairs.b.tables
     return RunPair(
+        own=own,
         other=other,
+        position=position,
         steps=alignment.steps,
         names=a.names,
         modules=alignment.modules,

@@ -37,7 +37,10 @@ class JudgedTensors:
 class RunPair:
     """Two compared recordings. Calls and ops are named by their ids."""
 
+    own: RecordingData  # the first recording
     other: RecordingData  # the second recording
+    #: Where the first difference stands among the compared tensors of its step; 0 if there is none.
+    position: int
     steps: Rows  # (n, 2): numbers of steps
     names: tuple[ModuleName, ...]  # the module of each place of the first recording
     modules: tuple[tuple[ModuleName, ModuleName], ...]

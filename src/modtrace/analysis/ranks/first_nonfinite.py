@@ -7,15 +7,12 @@ import numpy as np
 
 from ...errors import NothingRecordedError
 from ...recording.arrow.arrays import to_numpy
-from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, PHASES, RECOMPUTE
+from ...recording.phase import PHASES
 from ...recording.protocols import RecordingData
 from ..provenance.search import find_all
 from ..tables.columns import column_of, phase_codes
-from ..tables.rank_values import StepOrder
+from ..tables.rank_values import PHASE_ORDER, StepOrder
 from ..values.nonfinite import NonFinite
-
-#: The position of each phase in a step. A recompute runs inside of the backward; None is before the forward.
-_ORDER = {None: -1, FORWARD: 0, RECOMPUTE: 1, BACKWARD: 1, OPTIMIZER: 2}
 
 
 class RankAnswer(NamedTuple):
@@ -61,7 +58,7 @@ def find_first_of_ranks(ranks: Sequence[tuple[int, RecordingData]]) -> RankAnswe
 
 def _when(data: RecordingData, found: NonFinite) -> tuple[int, ...]:
     phase = found.phase if found.phase is not None else found.follows
-    return StepOrder(data).place(found.step), _ORDER.get(phase, 0), _find_moment(data, found)
+    return StepOrder(data).place(found.step), PHASE_ORDER.get(phase, 0), _find_moment(data, found)
 
 
 def _find_moment(data: RecordingData, found: NonFinite) -> int:

@@ -72,12 +72,14 @@ def build_report(
             infinite values came up, the compared runs part or the run failed, and otherwise the one that
             `build_module_tree` chooses.
         comparison: the comparison with another recording. Its differences become findings, and the tables of modules
-            and of the graph show both recordings.
+            and of the graph show both recordings: of ranks that were compared one by one, the rank where they part.
         names: the names of the two recordings.
 
     Raises:
         ValueError: the recording has no such step.
     """
+    if comparison is not None and comparison.pair is not None:
+        data = comparison.pair.own
     nonfinite = find_nonfinite(data)
     steps = number_steps(data)
     answer = run_checks(data, CHECKS, ignore=(NONFINITE.name,))

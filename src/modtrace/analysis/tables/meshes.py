@@ -54,6 +54,29 @@ class ComparableRuns(NamedTuple):
     )
 
 
+class SameRank(NamedTuple):
+    """One rank of several runs on one mesh."""
+
+    rank: int
+    runs: list[RecordingData]
+
+
+def pair_ranks(runs: Sequence[RecordingData]) -> list[SameRank]:
+    """Returns the ranks that all runs have, if they have one mesh, so that each rank has one part of the batch.
+
+    The list is empty for other runs. Those of a pipeline, whose ranks have other modules, are read as one anyway.
+    """
+    several = [run for run in runs if isinstance(run, RanksData) and not run.has_stages]
+    if len(several) < len(runs) or any(_have_other_meshes(several[0], other) for other in several[1:]):
+        return []
+    of_ranks = [dict(run.ranks) for run in several]
+    return [
+        SameRank(rank, [of_run[rank] for of_run in of_ranks])
+        for rank in of_ranks[0]
+        if all(rank in of_run for of_run in of_ranks)
+    ]
+
+
 def make_comparable(a: RecordingData, b: RecordingData, noise: Sequence[RecordingData]) -> ComparableRuns:
     """Returns runs, in whose merged ranks activations have one shape in both, and gradients one scale."""
     factors, text = _find_factors(a, b)

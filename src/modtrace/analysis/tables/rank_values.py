@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...recording.arrow.arrays import from_numpy, to_numpy
-from ...recording.phase import PHASES
+from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, PHASES, RECOMPUTE
 from ...recording.protocols import RecordingData
 from .columns import ArrowTable, Bools, Rows, count_before, dictionary_codes, mix_columns
 from .placement import NOWHERE, Placer
@@ -27,6 +27,9 @@ PARTIAL = "P"
 #: The kind of training steps, and the numbers of all kinds.
 TRAIN = "train"
 _KINDS = {TRAIN: 0, "eval": 1}
+
+#: The position of each phase in a step. A recompute runs inside of the backward; None is before the forward.
+PHASE_ORDER = {None: -1, FORWARD: 0, RECOMPUTE: 1, BACKWARD: 1, OPTIMIZER: 2}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

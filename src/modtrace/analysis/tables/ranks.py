@@ -49,17 +49,18 @@ class RanksData:
         """Holds the ranks, at least one, with their numbers in ascending order; `missing` have no folder."""
         measured = [(rank, data) for rank, data in ranks if data.table("values").num_rows]
         self.ranks = measured or ranks[:1]
-        self._marks = [
+        #: The marks of all ranks, and on ranks that are missing or measured nothing.
+        self.marks = mark_ranks(self.ranks, missing)
+        self.marks += [
             f"rank {rank}: nothing was measured" for rank, _ in ranks if rank not in dict(self.ranks)
         ]
-        self._missing = missing
         self._parts = name_stages(self.ranks)
         self._lowest = self._parts[0][1]
 
     @cached_property
     def meta(self) -> RunMeta:
         """The description of the lowest rank's run, with the marks of all."""
-        marks = [*mark_ranks(self.ranks, self._missing), *self._marks, *filter(None, (self._merged.lacking,))]
+        marks = [*self.marks, *filter(None, (self._merged.lacking,))]
         return replace(self._lowest.meta, rank=ALL_RANKS, marks=tuple(marks), complete=not marks)
 
     def table(self, name: str) -> ArrowTable:
@@ -79,6 +80,11 @@ class RanksData:
             RecordingError: the tensor cannot be read.
         """
         return self._lowest.tensor(blob)
+
+    @property
+    def has_stages(self) -> bool:
+        """Whether the ranks have the stages of a pipeline."""
+        return isinstance(self._lowest, NamedStage)
 
     @property
     def degree(self) -> int:
@@ -118,7 +124,7 @@ class RanksData:
     @property
     def most_parts(self) -> int:
         """Into how many parts ranks may have cut an activation: 1 in a pipeline, where micro-batches are parts, too."""
-        return 1 if isinstance(self._lowest, NamedStage) else len(self.ranks)
+        return 1 if self.has_stages else len(self.ranks)
 
     @cached_property
     def _values(self) -> list[RankValues]:

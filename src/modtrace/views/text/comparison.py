@@ -1,6 +1,7 @@
 """Renders the comparison of two recordings, as text for a terminal or as JSON."""
 
 import json
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 
@@ -21,7 +22,7 @@ from ...recording.suggestions import count_of, first_few
 from ..common.columns import Color, Text, render_lines
 from ..common.numbers import format_count, to_json
 from .comparison_tables import render_growth_and_places
-from .divergence import describe_error, explain_divergence, name_divergence, name_place
+from .divergence import describe_error, explain_divergence, name_divergence, name_place, name_ranks
 
 #: The default number of rows shown of each table.
 _LISTED = 10
@@ -117,6 +118,7 @@ def _describe_answer(found: Comparison) -> Iterator[Text]:
         yield Text.join(told)
         if first.call:
             yield Text(f"  @{first.call} is call {first.call + 1} of the module in the step", "dim")
+        yield from _describe_other_ranks(found, first)
         yield from (Text(f"  {line}") for line in explain_divergence(first))
         yield from _doubt_seed(found, first)
         if len(found.without_ops) == 1:
@@ -130,6 +132,20 @@ def _describe_answer(found: Comparison) -> Iterator[Text]:
             )
     yield Text(_describe_compared(found))
     yield Text(_describe_metrics(found), "dim")
+
+
+def _describe_other_ranks(found: Comparison, first: Divergence) -> Iterator[Text]:
+    """Yields lines on the ranks that do not part where the first does."""
+    parting = defaultdict[Divergence | None, list[int]](list)
+    for rank in found.ranks:
+        place = next((place for place in found.divergences if rank in place.ranks), None)
+        parting[place].append(rank)
+    for place, ranks in parting.items():
+        if place is None:
+            yield Text(f"  on {name_ranks(ranks)} the runs agree")
+        elif place is not first:
+            verb = "parts" if len(ranks) == 1 else "part"
+            yield Text(f"  {name_ranks(ranks)} {verb} later: at {name_divergence(replace(place, ranks=()))}")
 
 
 def _describe_rest(found: Comparison) -> str:
@@ -257,7 +273,8 @@ def _describe_compared(found: Comparison) -> str:
 def _describe_steps(found: Comparison) -> str:
     if len(found.steps) == 1 and found.steps[0][0] != found.steps[0][1]:
         return f"step {found.steps[0][0]} and step {found.steps[0][1]}"
-    return count_of(len(found.steps), "step")
+    ranks = f" on {count_of(len(found.ranks), 'rank')}" if found.ranks else ""
+    return count_of(len(found.steps), "step") + ranks
 
 
 def _describe_metrics(found: Comparison) -> str:
