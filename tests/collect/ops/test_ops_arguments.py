@@ -53,6 +53,25 @@ def test_dtypes_devices_layouts_and_generators_are_words():
     ]
 
 
+def test_default_is_left_out_wherever_it_is_given():
+    def run():
+        x = torch.ones(1, 1, 2, 2)
+        for causal in (False, True):
+            F.scaled_dot_product_attention(x, x, x, dropout_p=0.0, is_causal=causal)
+        x.sum((0,), keepdim=False, dtype=torch.float64)
+        torch.add(x, x, alpha=1)
+        F.max_pool2d(x, 2, padding=0, ceil_mode=True)
+
+    assert texts(run) == [
+        '_scaled_dot_product_flash_attention_for_cpu.default {"query":"$query","key":"$key","value":"$value"}',
+        '_scaled_dot_product_flash_attention_for_cpu.default {"query":"$query","key":"$key","value":"$value",'
+        '"is_causal":true}',
+        'sum.dim_IntList {"self":"$self","dim":[0],"dtype":"float64"}',
+        'add.Tensor {"self":"$self","other":"$other"}',
+        'max_pool2d_with_indices.default {"self":"$self","kernel_size":[2,2],"ceil_mode":true}',
+    ]
+
+
 def test_lists_of_tensors_and_none_have_a_slot_for_each():
     def run():
         a, b = torch.ones(2), torch.zeros(2)

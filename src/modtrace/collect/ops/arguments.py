@@ -39,9 +39,14 @@ class Arguments:
 
     @cached_property
     def shown(self) -> ShownArguments:
-        """What rows say of them."""
+        """What rows say of them: nothing of defaults, which torch leaves out only behind the last other argument."""
         slots: list[str] = []
-        template = {name: _template(value, name, slots) for name, value in self.by_name()}
+        defaults = self.schema.defaults
+        template = {
+            name: _template(value, name, slots)
+            for name, value in self.by_name()
+            if name not in defaults or repr(value) != defaults[name]
+        }
         encoded = [slot.encode() for slot in slots]
         written = {argument.name for argument in self.schema.written}
         return ShownArguments(

@@ -48,7 +48,7 @@ class OpSchema:
     """The properties of one operator, read when the operator is first seen."""
 
     __slots__ = (
-        "argument_names", "call", "func", "hides_writes", "index", "is_changing_view", "is_collective",
+        "argument_names", "call", "defaults", "func", "hides_writes", "index", "is_changing_view", "is_collective",
         "is_differentiable", "is_foreach", "is_random", "is_uninitialized", "is_view", "may_be_ours", "name",
         "out_names", "returns_early", "writes", "written",
     )  # fmt: skip
@@ -63,6 +63,12 @@ class OpSchema:
         declared = schema_of(func)
         arguments = [] if declared is None else list(declared.arguments)
         self.argument_names = tuple(argument.name for argument in arguments)
+        #: How Python writes the value of an argument that is not given: 1, 1.0 and True are not the same.
+        self.defaults = {
+            argument.name: repr(_to_tuple(argument.default_value))
+            for argument in arguments
+            if argument.has_default_value()
+        }
         self.is_collective = self.name.startswith("c10d.")
         #: What it returns is read too early when it has returned: other ranks write it, or nobody has yet.
         self.returns_early = self.name.startswith((*_COLLECTIVES, "fsdp.all_gather_copy_in")) and (
@@ -118,6 +124,10 @@ def name_of(func: Any) -> str:
 def base_name(name: str) -> str:
     """Returns the name of an op without its overload, such as `aten.addmm`."""
     return name.rsplit(".", 1)[0] if name.count(".") > 1 else name
+
+
+def _to_tuple(default: Any) -> Any:
+    return tuple(default) if isinstance(default, list) else default
 
 
 def _written_arguments(name: str, arguments: list[Any]) -> Iterator[WrittenArgument]:
