@@ -39,6 +39,11 @@ def ranges_of(numbers: Iterable[int]) -> str:
     return ",".join(texts)
 
 
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Returns `rank 1`, or `the ranks 0-3`."""
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"the ranks {ranges_of(ranks)}"
+
+
 def numbers_of(ranges: str) -> tuple[int, ...]:
     """Returns the numbers that `ranges_of` has written; none of what is not understood."""
     found: list[int] = []

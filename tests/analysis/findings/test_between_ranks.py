@@ -1,13 +1,16 @@
 """Ranks are checked against each other, and what several ranks have is told once."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 
 from builders import RecordingBuilder, TypedRecording
 from modtrace.analysis.findings.all_checks import CHECKS
-from modtrace.analysis.findings.finding import Findings
+from modtrace.analysis.findings.check import check
+from modtrace.analysis.findings.finding import Finding, Findings
 from modtrace.analysis.findings.of_ranks import check_ranks
+from modtrace.analysis.tables.sampled_steps import SampledSteps
+from modtrace.recording.suggestions import ranges_of
 
 
 def _rank(
@@ -43,6 +46,38 @@ def test_what_one_rank_has_names_it_and_what_all_have_stands_once() -> None:
     [found] = _check(*(_rank(rank, output=nan) for rank in range(3))).findings
     assert found.rank is None
     assert "(on" not in found.text
+
+
+@pytest.mark.parametrize("faulty", [0, 1, 3])
+def test_rank_that_was_given_a_nan_by_the_others_is_not_accused(faulty: int) -> None:
+    """Its gradient is reduced with that of the rank whose output was not finite first."""
+    nan, ranks = float("nan"), []
+    for rank in range(4):
+        build = RecordingBuilder(rank=rank, world_size=4, complete=True)
+        net = build.module("", "Net")
+        head = build.module("head", "Linear", parent=net)
+        build.step(0, 0, 500)
+        call = build.call(head, 0, 100, parent=build.call(net, 0, 200))
+        build.output(call, [nan if rank == faulty else 1.0, 2.0])
+        build.parameter_grad(head, "weight", [nan, 2.0])
+        ranks.append((rank, build.data()))
+    [found] = _check(*ranks, only=["nonfinite"]).findings
+    others = ranges_of(rank for rank in range(4) if rank != faulty)
+    assert (found.rank, found.path) == (faulty, "head")
+    assert found.text.startswith("the output of head ")
+    assert found.text.endswith(f"in step 0 (on rank {faulty} of 4)")
+    assert found.evidence[-1] == f"the ranks {others} had such values later, and may have been given them"
+
+
+@check("places", about="a place of all ranks, and one of rank 2", needs="values")
+def _PLACES(run: SampledSteps) -> Iterator[Finding]:
+    for path in ("all", "own") if run.data.meta.rank == 2 else ("all",):
+        yield Finding(severity="warning", text=path, remedy="", path=path)
+
+
+def test_what_one_rank_has_alone_comes_before_what_all_have() -> None:
+    found = check_ranks([_rank(rank) for rank in range(3)], (), [_PLACES], only=["places"]).findings
+    assert [(finding.path, finding.rank) for finding in found] == [("own", 2), ("all", None)]
 
 
 def test_equal_ranks_have_no_finding_and_what_was_not_seen_is_not_checked() -> None:

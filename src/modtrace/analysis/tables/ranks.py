@@ -25,7 +25,7 @@ from ...recording.role import (
     PARAMETER,
     PARAMETER_GRAD,
 )
-from ...recording.suggestions import ranges_of
+from ...recording.suggestions import name_ranks, ranges_of
 from .columns import ArrowTable, Bools, Column, Rows, bits_of, dictionary_codes, find_rows
 from .merged_rows import ACTIVATION, GRADIENT, WEIGHT, merge_rows
 from .rank_values import RankValues, StepOrder, find_incomparable, number_blocks, read_rank_values
@@ -173,7 +173,7 @@ def mark_ranks(ranks: Sequence[tuple[int, RecordingData]], missing: Sequence[int
 def describe_ranks(ranks: Iterable[int]) -> str:
     """Returns which ranks a recording has: `the ranks 0-3`, or `rank 0 alone`."""
     numbers = [*ranks]
-    return f"rank {numbers[0]} alone" if len(numbers) == 1 else f"the ranks {ranges_of(numbers)}"
+    return f"rank {numbers[0]} alone" if len(numbers) == 1 else name_ranks(numbers)
 
 
 class _Merged(NamedTuple):

@@ -18,11 +18,11 @@ from ...analysis.divergence.answer import (
 from ...analysis.divergence.errors import NOTHING, SAMPLES, SKETCHES, STATISTICS
 from ...analysis.tables.chosen_step import name_steps
 from ...recording.role import OUTPUT, PARAMETER
-from ...recording.suggestions import count_of, first_few
+from ...recording.suggestions import count_of, first_few, name_ranks
 from ..common.columns import Color, Text, render_lines
 from ..common.numbers import format_count, to_json
 from .comparison_tables import render_growth_and_places
-from .divergence import describe_error, explain_divergence, name_divergence, name_place, name_ranks
+from .divergence import describe_error, explain_divergence, name_divergence, name_place
 
 #: The default number of rows shown of each table.
 _LISTED = 10

@@ -1,7 +1,7 @@
 """Describes one difference between two runs: where it came up, how large it is, and what made it."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from ...analysis.divergence.answer import (
     AMPLIFIED,
@@ -20,7 +20,7 @@ from ...analysis.tables.ops import bare_name
 from ...recording.module_path import join
 from ...recording.phase import OPTIMIZER
 from ...recording.role import BUFFER, BY_NAME, OPTIMIZER_STATE, PARAMETER, UPDATE
-from ...recording.suggestions import count_of, first_few, ranges_of
+from ...recording.suggestions import count_of, first_few, name_ranks
 from .comparison_tables import format_error
 
 #: The number of an op's operands that are named as other tensors.
@@ -44,11 +44,6 @@ def name_divergence(diff: Divergence) -> str:
     return f"{name_place(diff)}, step {diff.step}{phase}" + (
         f", on {name_ranks(diff.ranks)}" if diff.ranks else ""
     )
-
-
-def name_ranks(ranks: Sequence[int]) -> str:
-    """Returns `rank 1`, or `the ranks 0-3`."""
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"the ranks {ranges_of(ranks)}"
 
 
 def name_place(diff: Divergence) -> str:

@@ -15,7 +15,7 @@ from ...analysis.tables.collectives import RECV, Collective
 from ...recording.phase import BACKWARD
 from ...recording.protocols import LAST
 from ...recording.role import BY_NAME
-from ...recording.suggestions import count_of, first_few, ranges_of
+from ...recording.suggestions import count_of, first_few, name_ranks, ranges_of
 from ..common.columns import Color, Text, render_lines
 from ..common.numbers import format_bytes, format_count, format_time
 
@@ -79,7 +79,7 @@ def _describe_mismatch(mismatch: Mismatch | None) -> Iterator[Text]:
         ]
     )
     for row, ranks in zip(mismatch.calls, mismatch.ranks, strict=True):
-        who = f"rank {ranks[0]}" if len(ranks) == 1 else f"the ranks {ranges_of(ranks)}"
+        who = name_ranks(ranks)
         size = f", {row.dtype}, {format_bytes(row.bytes_read or 0)}" if row.dtype else ""
         yield Text(f"  {who}: {row.name}{size}: {_tell_place(row)}")
 
