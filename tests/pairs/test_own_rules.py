@@ -1,7 +1,11 @@
 """The rules that `map="auto"` makes are rules that it accepts, whatever stands for indices in paths."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 import modtrace
@@ -58,6 +62,25 @@ class Lists(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for up, act, down in zip(self.up, self.acts, self.down, strict=True):
             x = x + down(act(up(x)))
+        return x
+
+
+class Renamed(nn.Module):
+    """Layers whose three modules are called in one order under names in another."""
+
+    def __init__(self, names: Sequence[Sequence[str]], layers: str) -> None:
+        super().__init__()
+        self.names, self.held = names, layers
+        setattr(
+            self,
+            layers,
+            nn.ModuleList(nn.ModuleDict({name: nn.Linear(8, 8) for name in own}) for own in names),
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer, names in zip(getattr(self, self.held), self.names, strict=True):
+            for name in names:
+                x = layer[name](x).tanh()
         return x
 
 
@@ -231,3 +254,25 @@ def test_no_name_keeps_equal_weights_apart(model: nn.Module, port: nn.Module) ->
     assert len([name for name in found.missing.modules if "Linear" in name]) == len(unsaid), str(found)
     again = modtrace.compare(model, port, (x,), map=list(found.rules), gradients=True, allow_missing=True)
     assert (again.missing, again.extra) == (found.missing, found.extra)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    st.lists(st.permutations("xyz"), min_size=1, max_size=4),
+    st.sampled_from(["blocks", "layers"]),
+    st.booleans(),
+)
+@example([("x", "y", "z"), ("y", "x", "z"), ("x", "y", "z")], "blocks", True)
+@example([("y", "x", "z"), ("x", "y", "z"), ("y", "x", "z")], "blocks", True)
+@example([("y", "x", "z"), ("z", "x", "y"), ("y", "z", "x"), ("x", "y", "z")], "layers", True)
+def test_rules_say_which_layers_have_exchanged_names(
+    names: Sequence[Sequence[str]], layers: str, have_equal_weights: bool
+) -> None:
+    torch.manual_seed(0)
+    model = Renamed(["xyz"] * len(names), "blocks")
+    torch.manual_seed(int(not have_equal_weights))
+    pair, args = (model, Renamed(names, layers)), (torch.linspace(-1, 1, 16).reshape(2, 8),)
+    automatic = modtrace.compare(*pair, args, map="auto")
+    by_rules = modtrace.compare(*pair, args, map=modtrace.compare(*pair, args).proposed)
+    assert (by_rules.rules, by_rules.table) == (automatic.rules, automatic.table)
+    assert automatic.ok == have_equal_weights, automatic.rules

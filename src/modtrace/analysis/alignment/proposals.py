@@ -91,7 +91,13 @@ def propose_rules(runs: Runs, places: PlacePairs, leaves: PairedLeaves) -> tuple
         and places.partner[place] != place_b
         and "=" not in (path := runs[1].names[place_b].path)  # a rule cannot contain `=` in its target
     ]
-    return tuple(_choose_rules(named))
+    renamed = {path for path, _ in named}
+    kept = [
+        (name.path, runs[1].names[place_b].path)
+        for name, place_b in zip(runs[0].names, places.partner.tolist(), strict=True)
+        if place_b >= 0 and name.path not in renamed
+    ]
+    return tuple(_choose_rules(named, kept))
 
 
 def _doubt_moved(runs: Runs, places: PlacePairs, leaves: PairedLeaves) -> Partners:
@@ -238,23 +244,48 @@ def _group_around(side: RunTables, leaves: Sequence[int]) -> Mapping[tuple[froze
 # Rules are derived from pairs of paths, so that one rule covers many modules.
 
 
-def _choose_rules(named: Sequence[tuple[str, str]]) -> list[str]:
-    """Returns the fewest rules that yield these pairs of paths; a rule for an outer module may imply inner ones."""
+def _choose_rules(named: Sequence[tuple[str, str]], kept: Sequence[tuple[str, str]]) -> list[str]:
+    """Returns few rules that yield these pairs of paths; a rule for an outer module may imply inner ones.
+
+    No rule for several paths matches one that is paired otherwise, in `named` or in `kept`.
+    """
     grouped: dict[str, dict[str, list[tuple[str, str]]]] = defaultdict(lambda: defaultdict(list))
     for one, other in sorted(named, key=lambda pair: pair[0].count(".")):
         expression, target = _generalize(one, other)
         grouped[expression][target].append((one, other))
+    meant: dict[str, set[str]] = defaultdict(set)
+    for one, other in (*named, *kept):
+        meant[one].add(other)
     chosen: list[str] = []
     rules: list[Rule] = []
     for expression, targets in grouped.items():
         for target, pairs in targets.items():
             if all(other in apply_rules(rules, one) for one, other in pairs):
                 continue
-            one, other = pairs[0]
-            is_one = len(pairs) == 1
-            chosen.append(f"{re.escape(one)}={_escape(other)}" if is_one else f"{expression}={target}")
-            rules += read_rules(chosen[-1:])
+            single = [f"{re.escape(one)}={_escape(other)}" for one, other in pairs]
+            general = [f"{expression}={target}", f"{_list_indices(expression, pairs)}={target}"]
+            fitting = [text for text in general if len(pairs) > 1 and _fit(read_rules([text]), meant)]
+            chosen += fitting[:1] or single
+            rules += read_rules(fitting[:1] or single)
     return chosen
+
+
+def _fit(rules: Sequence[Rule], meant: Mapping[str, Collection[str]]) -> bool:
+    """Returns whether rules give each path that they match to its end one of those that are meant."""
+    matches = ((path, rule.match(path)) for path in meant for rule in rules)
+    return all(match is None or match[0] < len(path) or match[1] in meant[path] for path, match in matches)
+
+
+def _list_indices(expression: str, pairs: Sequence[tuple[str, str]]) -> str:
+    """Returns an expression whose groups match only the indices that the paths have there."""
+    found = [re.fullmatch(expression, one) for one, _ in pairs]
+    for indices in zip(*(match.groups() for match in found if match is not None), strict=True):
+        expression = expression.replace(_INDEX, f"({'|'.join(dict.fromkeys(indices))})", 1)
+    return expression
+
+
+#: The group of a rule that stands for any index.
+_INDEX = r"(\d+)"
 
 
 def _generalize(one: str, other: str) -> tuple[str, str]:
@@ -269,7 +300,7 @@ def _generalize(one: str, other: str) -> tuple[str, str]:
             left = [later for later in left if later > at]
             group_of[at] = len(group_of) + 1
         target.append(_escape(part) if at is None else rf"\{group_of[at]}")
-    expression = (r"(\d+)" if at in group_of else re.escape(part) for at, part in enumerate(parts))
+    expression = (_INDEX if at in group_of else re.escape(part) for at, part in enumerate(parts))
     return r"\.".join(expression), ".".join(target)
 
 
