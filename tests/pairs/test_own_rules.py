@@ -1,5 +1,6 @@
 """The rules that `map="auto"` makes are rules that it accepts, whatever stands for indices in paths."""
 
+import re
 from collections.abc import Sequence
 
 import pytest
@@ -276,3 +277,33 @@ def test_rules_say_which_layers_have_exchanged_names(
     by_rules = modtrace.compare(*pair, args, map=modtrace.compare(*pair, args).proposed)
     assert (by_rules.rules, by_rules.table) == (automatic.rules, automatic.table)
     assert automatic.ok == have_equal_weights, automatic.rules
+
+
+@pytest.mark.parametrize(
+    ("rule", "meant"),
+    [
+        ("blocks.*=layers.*", r"blocks\.([^.]*)=layers.\1"),
+        ("*.0=**.0", r"([^.]*)\.0=\1.0"),
+        ("blocks.*.0=layers.*.fc1", r"blocks\.([^.]*)\.0=layers.\1.fc1"),
+        (r"blocks\.(\d+)=layers.*", r"blocks\.(\d+)=layers.\1"),
+        ("re:blocks=layers", "blocks=layers"),
+        ("blocks.?=layers.?", r"blocks\.([^.])=layers.\1"),
+    ],
+)
+def test_rule_that_is_written_as_a_glob_is_rewritten(rule: str, meant: str) -> None:
+    torch.manual_seed(0)
+    models = Numbered(2), Port(2)
+    copy_linears(*models, 2)
+    with pytest.raises(
+        ValueError, match=rf"; a rule is a regular expression .*: write '{re.escape(meant)}'$"
+    ):
+        modtrace.compare(*models, (torch.ones(3, 8),), map=rule)
+    if rule.startswith(("blocks.*=", "blocks.?", "re:")):
+        modtrace.compare(*models, (torch.ones(3, 8),), map=meant)
+
+
+@pytest.mark.parametrize("rule", ["blks=layers", "blocks=lyers", r"blocks\.(\d+)=layers.\2"])
+def test_rule_that_is_a_regular_expression_is_not_called_a_glob(rule: str) -> None:
+    with pytest.raises(ValueError, match="map=") as error:
+        modtrace.compare(Numbered(2), Port(2), (torch.ones(3, 8),), map=rule)
+    assert "glob" not in str(error.value)

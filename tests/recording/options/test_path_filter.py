@@ -242,6 +242,10 @@ def test_several_unmatched_patterns_are_described_one_after_the_other() -> None:
         "include='heaad' matches no module or parameter; the nearest are: head. "
         "exclude='xyz' matches no module or parameter; there are: \"\" (GPT), head, tail"
     )
+    regex = unmatched(to_path_filter(r"heads?\.\d+"), ["head"])
+    assert describe_unmatched(regex, ["head"]).endswith(
+        r"; it is a glob: a regular expression begins with re: as in 're:heads?\.\d+'"
+    )
     assert describe_unmatched(found[:1], []) == "include='heaad' matches no module: there is none"
 
 

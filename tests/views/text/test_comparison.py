@@ -187,7 +187,10 @@ def test_runs_that_differ_by_noise_agree() -> None:
 
 def test_runs_of_which_one_has_more_are_not_said_to_agree() -> None:
     found = replace(FOUND, first=None, divergences=(), firsts=(), beyond=0, inherited=0, made=0)
-    assert "what is in both runs is equal, and only one of them has the rest" in render_comparison(found)
+    assert (
+        "what is in both runs is equal, and only one of them has the rest; allow_missing=True (--allow-missing) lets "
+        "them agree" in render_comparison(found)
+    )
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,13 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, count
 from typing import NamedTuple
 
 import numpy as np
 
 from ...recording.module_path import join
-from ...recording.options.path_filter import name_nearest
+from ...recording.options.path_filter import REGEX_PREFIX, name_nearest
 from ..tables.columns import Rows
 from ..tables.placement import ModuleName
 from .both import Runs, no_partners
@@ -53,11 +53,39 @@ def _read_rule(text: str) -> Rule:
             "recording"
         )
     try:
-        expression = re.compile(rf"(?:{source})(?=\.|\Z)" if source else "")
-        expression.sub(target, "")  # raises if the target refers to a group that the expression lacks
+        expression = _compile(source, target)
     except (re.error, IndexError, OverflowError, RecursionError) as error:
-        raise ValueError(f"map={text!r} cannot be read: {error}") from error
+        raise ValueError(f"map={text!r} cannot be read: {error}{_rewrite_glob(source, target)}") from error
     return Rule(text, source, expression, target)
+
+
+def _compile(source: str, target: str) -> re.Pattern[str]:
+    expression = re.compile(rf"(?:{source})(?=\.|\Z)" if source else "")
+    expression.sub(target, "")  # raises if the target refers to a group that the expression lacks
+    return expression
+
+
+#: The wildcards of a glob, and the groups of a regular expression that stand for them.
+_WILDCARDS = {"**": "(.*)", "*": "([^.]*)", "?": "([^.])"}
+_WILDCARD = re.compile(r"(\*\*|\*|\?)")
+
+
+def _rewrite_glob(source: str, target: str) -> str:
+    """Returns the end of a sentence with the rule that is meant where a rule is written as a glob; else nothing."""
+    expression = source.removeprefix(REGEX_PREFIX)
+    if not {*expression} & {*r"\()^$+|"}:
+        parts = _WILDCARD.split(expression)
+        expression = "".join(_WILDCARDS.get(part, re.escape(part)) for part in parts)
+    numbers = count(1)
+    path = _WILDCARD.sub(lambda _: rf"\{next(numbers)}", target)
+    if path == target and not (source.startswith(REGEX_PREFIX) or _WILDCARD.search(source)):
+        return ""
+    try:
+        _compile(expression, path)
+    except (re.error, IndexError):
+        return "; a rule is a regular expression and not a glob"
+    kind = "without re:" if source.startswith(REGEX_PREFIX) else "and not a glob"
+    return f"; a rule is a regular expression {kind}: write '{expression}={path}'"
 
 
 def apply_rules(rules: Sequence[Rule], path: str) -> list[str]:
@@ -84,11 +112,13 @@ def map_paths(
         targets = [match[1] for path in paths if (match := rule.match(path)) is not None]
         if not targets:
             near = name_nearest(f"re:{rule.source}", sorted(paths))
-            raise ValueError(f"map={rule.text!r} matches no module of the first recording{near}")
+            hint = _rewrite_glob(rule.source, rule.target)
+            raise ValueError(f"map={rule.text!r} matches no module of the first recording{near}{hint}")
         if known.isdisjoint(targets):
             near = name_nearest(targets[0], sorted(known))
             raise ValueError(
                 f"map={rule.text!r} makes the path {targets[0]!r}, which the second recording does not have{near}"
+                f"{_rewrite_glob(rule.source, rule.target)}"
             )
     return [apply_rules(rules, path) for path in paths]
 

@@ -13,6 +13,9 @@ from ..suggestions import first_few
 #: The prefix of a text that is a regular expression rather than a glob.
 REGEX_PREFIX = "re:"
 
+#: Characters that mean something in regular expressions, and stand for themselves in globs.
+_REGEX_ONLY = r"\^$(|+"
+
 #: The flags that such a text can contain, by their letters.
 _FLAGS = {"a": re.ASCII, "i": re.IGNORECASE, "m": re.MULTILINE, "s": re.DOTALL, "x": re.VERBOSE}
 
@@ -253,7 +256,13 @@ def _escaped(character: str) -> str:
 
 def _describe(found: Unmatched, paths: Collection[str], what: str, root: str | None) -> str:
     text = found.pattern.text
-    return f"{found.argument}={text!r} matches no {what}{name_nearest(text, paths, root)}"
+    is_regex = not text.startswith(REGEX_PREFIX) and {*text} & {*_REGEX_ONLY}
+    hint = (
+        f"; it is a glob: a regular expression begins with re: as in '{REGEX_PREFIX}{text}'"
+        if is_regex
+        else ""
+    )
+    return f"{found.argument}={text!r} matches no {what}{name_nearest(text, paths, root)}{hint}"
 
 
 def name_nearest(text: str, paths: Collection[str], root: str | None = None) -> str:

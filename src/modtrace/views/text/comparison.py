@@ -153,7 +153,7 @@ def _describe_rest(found: Comparison) -> str:
     sides = ((FIRST, found.missing), (SECOND, found.extra))
     whys = {named.why for _, side in sides for named in (*side.calls, *side.ops, *side.tensors)}
     if not whys <= {"step", ""} or not (found.missing.steps or found.extra.steps):
-        return "only one of them has the rest"
+        return "only one of them has the rest; allow_missing=True (--allow-missing) lets them agree"
     [(name, steps), *more] = [(name, side.steps) for name, side in sides if side.steps]
     last = found.steps[-1] if name == FIRST else found.steps[-1][::-1]
     if more or steps[0] < last[0]:
