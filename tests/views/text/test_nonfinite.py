@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from golden import assert_golden
-from modtrace.analysis.values.nonfinite import Measured, NonFinite
+from modtrace.analysis.values.nonfinite import Aftermath, Measured, NonFinite
 from modtrace.views.text.nonfinite import render_nonfinite, render_nonfinite_json
 
 MEASURED = Measured(tensors=12_345, unmeasured=0, steps=30, last_step=29)
@@ -109,6 +109,14 @@ def test_finite_values_of_a_part_are_said_to_be_of_a_part() -> None:
         "no non-finite values in what is there of the recording: 12,345 measured tensors of 30 steps, "
         "the last of them step 29\n! values.arrow is cut\n"
     )
+
+
+def test_parameters_are_those_before_an_optimizer_which_evaluations_may_have_used_first() -> None:
+    after = Aftermath(
+        loss=True, gradients=0, measured_gradients=0, parameters_step=12, last_parameters_step=12
+    )
+    reached = "reached the loss, the parameters before the optimizer of step 12"
+    assert reached in render_nonfinite(replace(FOUND, after=after))
 
 
 def test_json_has_every_field() -> None:

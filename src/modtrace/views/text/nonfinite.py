@@ -276,13 +276,13 @@ def _describe_after(found: NonFinite) -> Iterator[str]:
     if after.gradients:
         reached.append(f"{after.gradients} of {count_of(after.measured_gradients, 'gradient')} of parameters")
     if after.parameters_step is not None:
-        reached.append(f"the parameters that step {after.parameters_step} used")
+        reached.append(f"the parameters before the optimizer of step {after.parameters_step}")
     # Values that a backward or an optimizer made come after the loss.
     finite = ["the loss"] if after.loss is False and found.phase not in (BACKWARD, OPTIMIZER) else []
     if after.measured_gradients and not after.gradients:
         finite.append("the gradients of parameters")
     if after.parameters_step is None and (after.last_parameters_step or 0) > found.step:
-        finite.append(f"the parameters that step {after.last_parameters_step} used")
+        finite.append(f"the parameters before the optimizer of step {after.last_parameters_step}")
     if reached:
         yield f"reached {', '.join(reached)}"
     if after.skipped:
