@@ -378,3 +378,9 @@ def test_step_ends_where_its_end_was_recorded_also_if_the_calls_of_another_are_l
     build.step(2, 1_000, 5_000)
     build.call(net, 1_000, None, nth=0)
     assert [each.end_ns for each in spans(build_timeline(build.data()))] == [900, 5_000, 900, 5_000]
+
+
+def test_spans_have_no_details_but_those_that_are_asked_for() -> None:
+    found = build_timeline(training(), details=("phase", "unfinished"))
+    assert {detail.name for detail in found.spans.details} == {"phase", "unfinished"}
+    assert spans(found) == spans(build_timeline(training()))

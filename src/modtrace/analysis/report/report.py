@@ -49,7 +49,7 @@ from .series import (
     tabulate_series,
     tabulate_sites,
 )
-from .spans import find_start, list_lanes, number_steps, tabulate_spans, tabulate_steps
+from .spans import SPAN_DETAILS, find_start, list_lanes, number_steps, tabulate_spans, tabulate_steps
 from .tables import NONE, Report, ReportTable, number_column
 
 _OP = SPAN_KINDS.index("op")
@@ -314,7 +314,8 @@ def _build_timeline(data: RecordingData, steps: Column, most: int, kept: int | N
     for spans, with_ops in ((calls + ops + 1, True), (calls + 1, False)):
         window = choose_window(steps, spans, most, kept)
         if window is not None:
-            return build_timeline(data, steps=StepRange(window[0], window[1] + 1), ops=with_ops)
+            shown = StepRange(window[0], window[1] + 1)
+            return build_timeline(data, steps=shown, ops=with_ops, details=SPAN_DETAILS)
     return None
 
 

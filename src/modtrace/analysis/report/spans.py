@@ -26,6 +26,8 @@ from .tables import (
 )
 
 _CALL, _OP, _STEP = (SPAN_KINDS.index(kind) for kind in ("call", "op", "step"))
+#: The details of spans that their table has.
+SPAN_DETAILS = ("step", "overhead_ns", "phase")
 #: An id that no row has; -1 does not serve, as rows without id have it.
 _NO_ID = -2
 

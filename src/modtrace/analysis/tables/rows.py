@@ -4,9 +4,9 @@ from collections.abc import Collection
 
 import numpy as np
 
-from ...recording.arrow.arrays import from_numpy, to_numpy
+from ...recording.arrow.arrays import to_numpy
 from ...recording.protocols import RecordingData
-from .columns import ArrowTable, Bools, Column, column_of, phase_codes, text_codes
+from .columns import ArrowTable, Bools, Column, column_of, keep_rows, phase_codes, text_codes
 
 
 class TableRows:
@@ -39,7 +39,7 @@ class TableRows:
 def read_rows(data: RecordingData, name: str, steps: Collection[int]) -> TableRows:
     """Returns the rows of a table that are of some steps."""
     table = data.table(name)
-    return TableRows(table.filter(from_numpy(np.isin(column_of(table, "step"), list(steps)))))
+    return TableRows(keep_rows(table, np.isin(column_of(table, "step"), list(steps))))
 
 
 def find_recorded_steps(data: RecordingData) -> list[int]:

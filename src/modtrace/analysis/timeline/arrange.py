@@ -1,5 +1,6 @@
 """Puts spans into the lanes of a timeline, and clips them so that they nest."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -7,7 +8,7 @@ import numpy as np
 from ...recording.phase import OPTIMIZER
 from ..tables.calls import iterate_levels
 from ..tables.columns import Column, Rows, find_rows
-from .spans import DEVICE, LANE_KINDS, STEPS, Detail, SpanRows
+from .spans import DEVICE, LANE_KINDS, STEPS, Detail, SpanRows, Wanted, choose_details
 
 _NEVER_NS = np.iinfo(np.int64).max
 
@@ -32,7 +33,7 @@ def nest(parent: Rows, lane: Column, start_ns: Column, end_ns: Column) -> Nested
             with its next sibling.
     """
     start_ns, end_ns = start_ns.copy(), np.maximum(start_ns, end_ns)
-    depth = np.zeros(len(parent), np.int64)
+    depth = np.zeros(len(parent), np.int32)
     for number, level in enumerate(iterate_levels(parent)):
         depth[level] = number
         if number:
@@ -108,12 +109,13 @@ class Arranged:
     place: Rows  # the index in the spans of each given row
 
 
-def arrange(rows: SpanRows, kind: Column) -> Arranged:
+def arrange(rows: SpanRows, kind: Column, details: Wanted) -> Arranged:
     """Returns the spans in lanes, in the order in which they begin.
 
     Args:
         rows: the spans as measured.
         kind: the code of SPAN_KINDS of each span.
+        details: the details to include.
     """
     lane, lanes = _number_lanes(rows)
     end_ns = _find_ends(rows)
@@ -131,7 +133,8 @@ def arrange(rows: SpanRows, kind: Column) -> Arranged:
         name=rows.name.values[order],
         names=rows.name.dictionary or (),
         details=tuple(
-            detail.take(order) for detail in (*rows.details, *_describe_clips(rows, nested, zero_ns))
+            detail.take(order)
+            for detail in (*rows.details, *choose_details(_describe_clips(rows, nested, zero_ns), details))
         ),
     )
     return Arranged(lanes=lanes, spans=spans, start_ns=zero_ns, place=np.argsort(order))
@@ -140,9 +143,11 @@ def arrange(rows: SpanRows, kind: Column) -> Arranged:
 def _number_lanes(rows: SpanRows) -> tuple[Rows, tuple[Lane, ...]]:
     """Returns the lane of each row, and the lanes."""
     keys = rows.thread.astype(np.int64) * len(LANE_KINDS) + rows.lane
-    keys, number = np.unique(keys, return_inverse=True)
+    keys, number = (distinct := np.unique(keys)), np.searchsorted(distinct, keys)
     found = zip((keys // len(LANE_KINDS)).tolist(), (keys % len(LANE_KINDS)).tolist(), strict=True)
-    return number, tuple(Lane(LANE_KINDS[kind], None if thread < 0 else thread) for thread, kind in found)
+    return number.astype(np.int32), tuple(
+        Lane(LANE_KINDS[kind], None if thread < 0 else thread) for thread, kind in found
+    )
 
 
 def _find_ends(rows: SpanRows) -> Column:
@@ -165,11 +170,9 @@ def _find_around(rows: SpanRows, lane: Rows, end_ns: Column) -> Rows:
     return parent
 
 
-def _describe_clips(rows: SpanRows, nested: Nested, zero_ns: int) -> tuple[Detail, ...]:
+def _describe_clips(rows: SpanRows, nested: Nested, zero_ns: int) -> Iterator[Detail]:
     start_moved = np.abs(nested.start_ns - rows.start_ns) > _ROUNDING_NS
     end_moved = rows.ended & (np.abs(nested.end_ns - rows.end_ns) > _ROUNDING_NS)
-    return (
-        Detail("unfinished", ~rows.ended),
-        Detail("measured_start_ns", np.where(start_moved, rows.start_ns - zero_ns, -1)),
-        Detail("measured_end_ns", np.where(end_moved, rows.end_ns - zero_ns, -1)),
-    )
+    yield Detail("unfinished", ~rows.ended)
+    yield Detail("measured_start_ns", np.where(start_moved, rows.start_ns - zero_ns, -1))
+    yield Detail("measured_end_ns", np.where(end_moved, rows.end_ns - zero_ns, -1))

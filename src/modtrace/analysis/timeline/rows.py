@@ -1,6 +1,6 @@
 """Reads steps, calls and ops as spans that need not nest."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,11 +12,11 @@ from ..tables.columns import Column, Rows, find_rows, take
 from ..tables.placement import Placer
 from ..tables.rows import TableRows, read_rows
 from ..tables.values import find_notes
-from .spans import LANE_KINDS, OUTSIDE, STEPS, Detail, SpanRows
+from .spans import LANE_KINDS, OUTSIDE, STEPS, Detail, SpanRows, Wanted, choose_details
 
 #: The kind of lane for each code of PHASES.
-_LANE_OF_PHASE = np.array([LANE_KINDS.index(phase) for phase in PHASES])
-_OUTSIDE = LANE_KINDS.index(OUTSIDE)
+_LANE_OF_PHASE = np.array([LANE_KINDS.index(phase) for phase in PHASES], np.int8)
+_OUTSIDE = np.int8(LANE_KINDS.index(OUTSIDE))
 _NEVER_NS = np.iinfo(np.int64).max
 
 
@@ -40,8 +40,8 @@ class OpSpans:
     origin: Rows
 
 
-def read_call_rows(data: RecordingData, steps: Sequence[int]) -> CallRows:
-    """Returns the spans of the calls in the given steps."""
+def read_call_rows(data: RecordingData, steps: Sequence[int], details: Wanted) -> CallRows:
+    """Returns the spans of the calls in the given steps, with the wanted details."""
     calls, table = read_all_calls(data.table("calls"), Placer(data)), read_rows(data, "calls", steps)
     name, names = calls.full_names
     kept = np.isin(calls.call_id, table["call_id"])
@@ -59,7 +59,9 @@ def read_call_rows(data: RecordingData, steps: Sequence[int]) -> CallRows:
         ended=calls.ended[rows],
         parent=np.where(is_on_thread, parent, -1),
         row_id=calls.call_id[rows],
-        details=_describe_calls(calls, rows, table, find_notes(data, calls.call_id[rows])),
+        details=choose_details(
+            _describe_calls(calls, rows, table, find_notes(data, calls.call_id[rows])), details
+        ),
     )
     return CallRows(
         spans=spans,
@@ -78,33 +80,22 @@ def _renumber(refers: Rows, kept: Column) -> Rows:
 
 def _describe_calls(
     calls: Calls, rows: Rows, table: TableRows, notes: tuple[Column, tuple[str, ...]]
-) -> tuple[Detail, ...]:
+) -> Iterator[Detail]:
     overhead_ns, place, modules = calls.overhead_ns[rows], calls.place[rows], calls.placer.name_modules()
     roots = tuple(module.root for module in modules)
-    return (
-        Detail("type", place, tuple(module.type for module in modules)),
-        *([Detail("root", place, roots)] if len(set(roots)) > 1 else []),
-        Detail("phase", calls.phase[rows], PHASES),
-        *(
-            Detail(name, table[name])
-            for name in (
-                "step",
-                "nth",
-                "flops",
-                "allocated_bytes",
-                "peak_bytes",
-                "saved_bytes",
-                "raised",
-                "compiled",
-            )
-        ),
-        Detail("overhead_ns", np.where(overhead_ns > 0, overhead_ns, -1)),
-        Detail("note", *notes),
-    )
+    yield Detail("type", place, tuple(module.type for module in modules))
+    if len(set(roots)) > 1:
+        yield Detail("root", place, roots)
+    yield Detail("phase", calls.phase[rows], PHASES)
+    costs = ("flops", "allocated_bytes", "peak_bytes", "saved_bytes")
+    for name in ("step", "nth", *costs, "raised", "compiled"):
+        yield Detail(name, table[name])
+    yield Detail("overhead_ns", np.where(overhead_ns > 0, overhead_ns, -1))
+    yield Detail("note", *notes)
 
 
-def read_op_rows(data: RecordingData, steps: Sequence[int], calls: CallRows) -> OpSpans:
-    """Returns the spans of ops in the given steps.
+def read_op_rows(data: RecordingData, steps: Sequence[int], calls: CallRows, details: Wanted) -> OpSpans:
+    """Returns the spans of ops in the given steps, with the wanted details.
 
     An op is inside its call if it ran on the call's thread and during the call.
     """
@@ -123,7 +114,7 @@ def read_op_rows(data: RecordingData, steps: Sequence[int], calls: CallRows) -> 
         ended=ended,
         parent=parent,
         row_id=table["op_id"],
-        details=_describe_ops(table, call, calls.spans.name),
+        details=choose_details(_describe_ops(table, call, calls.spans.name), details),
     )
     return OpSpans(
         spans=spans,
@@ -145,19 +136,16 @@ def _find_lanes(
     return np.where(inside, call, -1), lane
 
 
-def _describe_ops(table: TableRows, call: Rows, names: Detail) -> tuple[Detail, ...]:
-    of_call = np.append(names.values, -1)[call]
-    return (
-        Detail("call", of_call, names.dictionary),
-        Detail("phase", table.phase, PHASES),
-        *(
-            Detail(name, table[name])
-            for name in ("step", "nth", "flops", "bytes_read", "bytes_written", "saved_bytes", "raised")
-        ),
-    )
+def _describe_ops(table: TableRows, call: Rows, names: Detail) -> Iterator[Detail]:
+    yield Detail("call", np.append(names.values, -1)[call], names.dictionary)
+    yield Detail("phase", table.phase, PHASES)
+    for name in ("step", "nth", "flops", "bytes_read", "bytes_written", "saved_bytes", "raised"):
+        yield Detail(name, table[name])
 
 
-def read_step_rows(data: RecordingData, steps: Sequence[int], inside: Sequence[SpanRows]) -> SpanRows:
+def read_step_rows(
+    data: RecordingData, steps: Sequence[int], inside: Sequence[SpanRows], details: Wanted
+) -> SpanRows:
     """Returns the spans of the given steps. A step whose end was not recorded begins with the first span inside it."""
     table = read_rows(data, "steps", steps)
     open_steps, open_start_ns = _find_open(table["step"], inside)
@@ -165,6 +153,11 @@ def read_step_rows(data: RecordingData, steps: Sequence[int], inside: Sequence[S
     kind, kinds = table.codes("kind")
     step = np.concatenate([table["step"], open_steps])
     overhead_ns = table["overhead_ns"]
+    known = (
+        Detail("kind", np.concatenate([kind, missing]), kinds),
+        Detail("step", step),
+        Detail("overhead_ns", np.concatenate([np.where(overhead_ns > 0, overhead_ns, -1), missing])),
+    )
     return SpanRows(
         name=Detail("name", np.arange(len(step)), tuple(f"step {number}" for number in step.tolist())),
         step=step,
@@ -175,11 +168,7 @@ def read_step_rows(data: RecordingData, steps: Sequence[int], inside: Sequence[S
         ended=np.arange(len(step)) < len(table),
         parent=np.full(len(step), -1, np.int64),
         row_id=step,
-        details=(
-            Detail("kind", np.concatenate([kind, missing]), kinds),
-            Detail("step", step),
-            Detail("overhead_ns", np.concatenate([np.where(overhead_ns > 0, overhead_ns, -1), missing])),
-        ),
+        details=choose_details(known, details),
     )
 
 

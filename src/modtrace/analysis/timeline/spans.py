@@ -1,13 +1,13 @@
 """Defines spans as measured, with their details, and joins spans of several kinds."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
 
 from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, RECOMPUTE
-from ..tables.columns import Column, Rows, join_columns
+from ..tables.columns import Column, Rows, join_columns, repeat
 
 # The kinds of lanes.
 STEPS = "steps"
@@ -27,12 +27,21 @@ class Detail:
 
     def nothing(self, count: int) -> "Detail":
         """Returns the same detail for `count` spans, all without a value."""
-        value = False if self.values.dtype == bool else -1
-        return Detail(self.name, np.full(count, value), None if self.dictionary is None else ())
+        values = repeat(False, count, np.bool_) if self.values.dtype == bool else repeat(-1, count)
+        return Detail(self.name, values, None if self.dictionary is None else ())
 
     def take(self, rows: Rows) -> "Detail":
         """Returns the detail for a selection of the spans."""
         return Detail(self.name, self.values[rows], self.dictionary)
+
+
+#: The names of the details that are asked for; None for all.
+Wanted = Collection[str] | None
+
+
+def choose_details(details: Iterable[Detail], wanted: Wanted) -> tuple[Detail, ...]:
+    """Returns the wanted ones of details that are made one by one."""
+    return tuple(detail for detail in details if wanted is None or detail.name in wanted)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

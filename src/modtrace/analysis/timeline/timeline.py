@@ -13,8 +13,8 @@ from ..tables.columns import Column, Rows
 from ..tables.ops import has_ops
 from ..tables.rows import find_recorded_steps, read_rows
 from .arrange import SPAN_KINDS, Arranged, Lane, Spans, arrange
-from .rows import CallRows, OpSpans, read_call_rows, read_op_rows, read_step_rows
-from .spans import join_rows
+from .rows import CallRows, read_call_rows, read_op_rows, read_step_rows
+from .spans import Wanted, join_rows
 
 _CALL, _OP, _STEP = (SPAN_KINDS.index(kind) for kind in ("call", "op", "step"))
 
@@ -54,7 +54,12 @@ class Timeline:
 
 
 def build_timeline(
-    data: RecordingData, *, steps: StepRange = ALL_STEPS, ops: bool = True, op_flows: bool = False
+    data: RecordingData,
+    *,
+    steps: StepRange = ALL_STEPS,
+    ops: bool = True,
+    op_flows: bool = False,
+    details: Wanted = None,
 ) -> Timeline:
     """Returns the steps, calls and ops of a recording with their times, clipped so that they nest.
 
@@ -67,17 +72,20 @@ def build_timeline(
         steps: the steps to include.
         ops: includes the ops, if they were recorded.
         op_flows: includes arrows from forward ops to those of their backward.
+        details: the names of the details to include; None for all.
 
     Raises:
         ValueError: the recording has no such step.
     """
     wanted = _choose(data, steps)
-    calls = read_call_rows(data, wanted)
-    of_ops = read_op_rows(data, wanted if ops else (), calls)
-    of_steps = read_step_rows(data, wanted, (calls.spans, of_ops.spans))
+    calls = read_call_rows(data, wanted, details)
+    of_ops = read_op_rows(data, wanted if ops else (), calls, details)
+    of_steps = read_step_rows(data, wanted, (calls.spans, of_ops.spans), details)
     parts = (calls.spans, of_ops.spans, of_steps, calls.on_device, of_ops.on_device)
-    kind = np.repeat([_CALL, _OP, _STEP, _CALL, _OP], [len(part) for part in parts])
-    arranged = arrange(join_rows(parts, parents=(0, 0, 2, 3, 4)), kind)
+    kind = np.repeat(np.array([_CALL, _OP, _STEP, _CALL, _OP], np.int8), [len(part) for part in parts])
+    rows, op_origin = join_rows(parts, parents=(0, 0, 2, 3, 4)), of_ops.origin if op_flows else None
+    del of_ops, parts  # which for a million ops take 60 MB
+    arranged = arrange(rows, kind, details)
     meta, start_ns = data.meta, arranged.start_ns
     return Timeline(
         command=meta.argv,
@@ -92,7 +100,7 @@ def build_timeline(
         steps=wanted,
         lanes=arranged.lanes,
         spans=arranged.spans,
-        flows=_find_flows(calls, of_ops if op_flows else None, arranged),
+        flows=_find_flows(calls, op_origin, arranged),
         lacks_backward=_lacks_backward(data, calls, wanted),
         lacks_device_times=bool(data.meta.options.get("device_times")) and not len(calls.on_device),
     )
@@ -116,16 +124,16 @@ def _lacks_backward(data: RecordingData, calls: CallRows, steps: Sequence[int]) 
     return "train" in {kinds[code] for code in kind.tolist() if code >= 0}
 
 
-def _find_flows(calls: CallRows, ops: OpSpans | None, arranged: Arranged) -> Flows:
-    """Returns the arrows from calls, and from ops if they are given. No arrow leads back in time."""
+def _find_flows(calls: CallRows, op_origin: Rows | None, arranged: Arranged) -> Flows:
+    """Returns the arrows from calls, and from ops if their origins are given. No arrow leads back in time."""
     call = np.flatnonzero(calls.origin >= 0)
     kind = np.where(calls.phase[call] == PHASES.index(BACKWARD), 0, 1)
     source, target = calls.origin[call], call
-    if ops is not None:
-        op = np.flatnonzero(ops.origin >= 0)
+    if op_origin is not None:
+        op = np.flatnonzero(op_origin >= 0)
         first = len(calls.call_id)
         kind = np.concatenate([kind, np.zeros(len(op), np.int64)])
-        source = np.concatenate([source, ops.origin[op] + first])
+        source = np.concatenate([source, op_origin[op] + first])
         target = np.concatenate([target, op + first])
     source, target = arranged.place[source], arranged.place[target]
     forth = arranged.spans.start_ns[source] <= arranged.spans.start_ns[target]
