@@ -37,6 +37,16 @@ def record(count: int) -> RecordingData:
     return recording
 
 
+def record_ops(count: int) -> RecordingData:
+    weight = torch.ones(4, requires_grad=True)
+    with modtrace.record(ops=True, strict=True) as recording:
+        x = torch.ones(4)
+        for _ in range(count):
+            x = torch.tanh(x * weight)
+        x.sum().backward()
+    return recording
+
+
 @pytest.mark.parametrize("asked", ["module tree", "report"])
 def test_ten_times_the_calls_of_a_module_take_no_more_lines(asked: str) -> None:
     def answer(data: RecordingData) -> object:
@@ -52,12 +62,15 @@ def test_ten_times_the_calls_of_a_module_take_no_more_lines(asked: str) -> None:
     assert lines(1_000) < 1.2 * lines(100)
 
 
-def test_report_takes_at_most_370_bytes_for_each_call_of_a_module() -> None:
-    """These are 46 columns of 8 bytes. Costs that no graph of calls knows are one column, and not four."""
+@pytest.mark.parametrize(("rows", "most_bytes"), [("calls", 370), ("ops", 720)])
+def test_report_takes_few_bytes_for_each_row(rows: str, most_bytes: int) -> None:
+    """Of calls these are 46 columns of 8 bytes: costs that no graph of calls knows are one column, and not four.
 
-    def peak_bytes(count: int) -> int:
-        data = record(count)
-        limits = Limits(nodes=20, spans=20, values=20, histograms=20)
+    Of ops a third is the timeline, with the details of spans that the report has and no other.
+    """
+
+    def peak_bytes(data: RecordingData) -> int:
+        limits = Limits(nodes=20, spans=20 if rows == "calls" else 100_000, values=20, histograms=20)
         build_report(data, limits)  # imports and caches
         tracemalloc.start()
         try:
@@ -66,5 +79,6 @@ def test_report_takes_at_most_370_bytes_for_each_call_of_a_module() -> None:
         finally:
             tracemalloc.stop()
 
-    calls = 7 * (2_000 - 200)  # the leaf, and three containers with what they hold
-    assert (peak_bytes(2_000) - peak_bytes(200)) / calls < 370
+    few, many = map(record if rows == "calls" else record_ops, (200, 2_000))
+    count = many.table(rows).num_rows - few.table(rows).num_rows
+    assert (peak_bytes(many) - peak_bytes(few)) / count < most_bytes

@@ -39,16 +39,18 @@ def build_graph(data: RecordingData, *, step: int | None = None, part: Part = WH
     has_ops = len(ops) > 0 or bool(data.meta.options.get("ops"))
     busy = np.unique(ops.call[ops.call >= 0])
     if has_ops:
-        ops = ops.take(np.flatnonzero(find_ops_with_tensors(data, ops.op_id) & part.of_ops(ops)))
+        kept = find_ops_with_tensors(data, ops.op_id) & part.of_ops(ops)
+        ops = ops if kept.all() else ops.take(np.flatnonzero(kept))  # of all ops a copy takes 100 bytes each
     tree = build_layers(ops.calls, _kept_calls(ops, part, busy if has_ops else None), ops.phase, ops.start_ns)
     measured = read_measured(data, ops.step.step if ops.step else None)
     table, edges, tensors = (
         graph_of_ops(data, ops, busy, tree, measured) if has_ops else graph_of_calls(ops, tree)
     )
+    measured = measured.take(measured.call_id >= 0)
     order = np.lexsort((np.arange(len(table.layer)), table.when, table.start_ns))
-    rank = np.argsort(order)
+    rank = np.argsort(order).astype(np.int32)
     sorted_rows = np.lexsort((rank, table.layer))
-    new = np.append(np.empty(len(order), np.int64), NONE)
+    new = np.append(np.empty(len(order), np.int32), np.int32(NONE))
     new[sorted_rows] = np.arange(len(order))
     nodes = table.to_nodes(sorted_rows, rank, new)
     del table, order, rank, sorted_rows  # which for a million nodes takes 150 MB

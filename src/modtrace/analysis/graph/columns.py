@@ -144,7 +144,6 @@ class Edges:
     target: Rows
     tensor: Rows  # row of `Graph.tensors`; NONE for edges of kind NEXT
     slot: Column  # the argument of the target, as a code of `slots`
-    time_ns: Column  # the start of the target
     slots: tuple[str, ...]
 
     def __len__(self) -> int:

@@ -29,7 +29,7 @@ class NodeTable(NodeColumns):
     roots: tuple[str, ...] = ()
     when: Column
 
-    def to_nodes(self, rows: Rows, rank: Rows, new: Rows) -> Nodes:
+    def to_nodes(self, rows: Rows, rank: Column, new: Column) -> Nodes:
         """Returns the nodes in the order `rows`. `new` is the new position of each row, and `rank` its rank in time."""
         columns = columns_at(self, rows) | {"repeats": new[self.repeats[rows]]}
         del columns["when"]

@@ -73,6 +73,5 @@ def _next_edges(table: NodeTable) -> Edges:
         target=target,
         tensor=repeat(NONE, len(source)),
         slot=repeat(NONE, len(source)),
-        time_ns=table.start_ns[target],
         slots=(),
     )

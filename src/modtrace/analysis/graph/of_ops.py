@@ -44,7 +44,9 @@ def graph_of_ops(
         tabulate_outputs(flow, ops, tree),
         tabulate_idle_calls(ops, tree, busy),
     )
-    return join_tables(parts), _join_edges(flow, readers, leaves, len(parts[0].layer)), flow.tensors
+    edges, tensors = _join_edges(flow, readers, leaves, len(ops)), flow.tensors
+    del flow, readers  # which for a million ops take 60 MB
+    return join_tables(parts), edges, tensors
 
 
 def _without_strays(flow: OpFlow, calls: Rows) -> TensorsOfCalls:
@@ -87,12 +89,12 @@ def _join_edges(flow: OpFlow, readers: Readers, leaves: Leaves, op_count: int) -
     output = op_count + len(leaves.tensor) + np.arange(len(flow.returned.call))
     source = maker[readers.tensor]
     target = np.concatenate([flow.reader, output])
-    known = source >= 0  # a model may return a tensor that no op has read or made
-    return Edges(
-        source=source[known],
-        target=target[known],
-        tensor=readers.tensor[known],
-        slot=np.concatenate([flow.slot, flow.returned.slot])[known],
-        time_ns=readers.time_ns[known],
+    edges = Edges(
+        source=source,
+        target=target,
+        tensor=readers.tensor,
+        slot=np.concatenate([flow.slot, flow.returned.slot]),
         slots=flow.slots,
     )
+    known = source >= 0  # a model may return a tensor that no op has read or made
+    return edges if known.all() else edges.take(np.flatnonzero(known))

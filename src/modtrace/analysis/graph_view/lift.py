@@ -39,7 +39,8 @@ def lift_edges(graph: Graph, items: Items, order: Column, number: Column) -> tup
     is_loop = is_back & ((made_in == read_in) | (made_in < 0) | (read_in < 0))
     columns = (
         number[begin[first]], number[end[first]], edges.tensor[edge], edges.slot[edge],
-        count, edges.time_ns[edge], is_loop, is_into, np.append(graph.tensors.slot, NONE)[edges.tensor[edge]],
+        count, graph.nodes.start_ns[edges.target[edge]], is_loop, is_into,
+        np.append(graph.tensors.slot, NONE)[edges.tensor[edge]],
     )  # fmt: skip
     return _to_view(graph, columns)
 

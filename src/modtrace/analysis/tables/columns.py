@@ -109,8 +109,15 @@ def _at(column: Column, rows: Column) -> Column:
 
 def join_columns(tables: Sequence[object]) -> dict[str, Any]:
     """Returns the columns of several dataclasses of one type by their names, concatenated."""
-    names = _names_of_columns(tables[0])
-    return {name: np.concatenate([getattr(part, name) for part in tables]) for name in names}
+    return {name: join([getattr(part, name) for part in tables]) for name in _names_of_columns(tables[0])}
+
+
+def join(columns: Sequence[Column]) -> Column:
+    """Returns columns concatenated; those made of one value by `repeat` stay one value."""
+    parts = [column for column in columns if len(column)]
+    if parts and all(part.strides == (0,) and part[0] == parts[0][0] for part in parts):
+        return repeat(parts[0][0], sum(map(len, parts)), parts[0].dtype)
+    return np.concatenate(columns)
 
 
 def _names_of_columns(table: Any) -> list[str]:
