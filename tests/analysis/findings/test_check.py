@@ -14,6 +14,7 @@ from helpers.growth import count_lines
 from helpers.health_models import FAMILIES, Stack, train
 from modtrace.analysis.findings.all_checks import CHECKS
 from modtrace.analysis.findings.check import run_checks
+from modtrace.store.reader import FolderReader
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +83,30 @@ def test_wrong_names_are_refused_with_those_that_are_near(
     option, text = said.split("*")
     assert f"Invalid value for {option}: " in done.err
     assert text in done.err
+
+
+def test_checks_of_twice_the_modules_read_no_table_more_often(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A reader of files asks each time whether they are the same."""
+    asked = list[str]()
+    read = FolderReader.table
+    monkeypatch.setattr(FolderReader, "table", lambda self, name: (asked.append(name), read(self, name))[1])
+
+    def reads(count: int) -> int:
+        model = nn.Sequential(*[nn.Linear(2, 2) for _ in range(count)])
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        with modtrace.record(model, to=tmp_path / f"{count}", strict=True):
+            for _ in range(3):
+                model(torch.ones(1, 2)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        data = modtrace.open_recording(tmp_path / f"{count}").data
+        asked.clear()
+        run_checks(data, CHECKS)
+        return len(asked)
+
+    assert reads(32) == reads(16)
 
 
 def test_whole_threshold_stays_a_whole_number(command: Command, tmp_path: Path) -> None:

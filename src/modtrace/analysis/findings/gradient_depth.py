@@ -97,9 +97,10 @@ def _find_rms(
     """Returns the RMS of the gradients of each module, or of it and all inside it, the median over the steps."""
     sumsq: dict[int, Numbers] = {}
     count: dict[int, Numbers] = {}
+    owners = read_modules(run.data)  # which asks whether the recording is the same
     for row, site in enumerate(series.site_id.tolist()):
         module_id = run.sites[site].module_id
-        owner = read_modules(run.data).get(-1 if module_id is None else module_id)
+        owner = owners.get(-1 if module_id is None else module_id)
         while owner is not None:
             number = owner.module_id
             sumsq[number] = sumsq.get(number, 0) + np.nan_to_num(series.stats.sumsq[row], nan=0)
