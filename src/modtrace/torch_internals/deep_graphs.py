@@ -24,12 +24,7 @@ _METADATA_KEY = "modtrace.below"
 
 #: A walk cuts the graph between nodes of two blocks of this many numbers. Numbers fall along each path, so at most this
 #: many nodes are freed inside each other, or 50 times as many with tuples.
-_BLOCK = 32
-
-
-def is_cut_between(number: int, below: int) -> bool:
-    """Returns whether a walk cuts the graph between two consecutive nodes, given by their sequence numbers."""
-    return number // _BLOCK != below // _BLOCK
+BLOCK = 32
 
 
 def is_cut_below(number: int) -> bool:

@@ -158,14 +158,14 @@ def insides_of(tensor: torch.Tensor) -> int:
     return tensor._cdata
 
 
-def storage_of(tensor: torch.Tensor) -> tuple[int, int, Any]:
-    """Returns a number that is unique among living storages, the size in bytes, and a weak reference.
+def storage_of(tensor: torch.Tensor) -> tuple[int, Any]:
+    """Returns a number that is unique among living storages, and the storage.
 
     Raises:
         Exception: the tensor has no storage of its own (such as a sparse one, or one of functorch).
     """
     storage = tensor.untyped_storage()
-    return storage._cdata, storage.nbytes(), weakref.ref(storage)
+    return storage._cdata, storage
 
 
 def negated_view(tensor: torch.Tensor) -> torch.Tensor:

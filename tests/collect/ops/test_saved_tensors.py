@@ -34,7 +34,8 @@ pytestmark = pytest.mark.usefixtures("seeded")
 def saved_by(node: Any) -> tuple[list[SavedTensor], bool]:
     """What one node keeps, and whether it keeps, or may keep, more than that."""
     with unseen():
-        return _read(node, frozenset(), _Described())
+        found = _read(node._sequence_nr(), node, frozenset(), _Described())
+    return found.saved, found.is_unknown
 
 
 def _leaf() -> Tensor:

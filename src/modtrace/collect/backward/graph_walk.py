@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from ...torch_internals.autograd import ACCUMULATE_SEQUENCE_NR, will_engine_execute
-from ...torch_internals.deep_graphs import cut_below, is_cut_below, is_cut_between
+from ...torch_internals.deep_graphs import BLOCK, cut_below, is_cut_below
 from ...torch_internals.modes import DisableTorchFunction
 from ...torch_internals.tensors import base_of, grad_fn_of
 from ...torch_internals.transforms import is_functorch_tensor
@@ -64,12 +64,12 @@ def walk_graph(roots: Iterable[Any], known: Container[Any] = ()) -> Iterator[tup
         node, number = pending.pop()
         edges = node.next_functions
         yield node, number, edges
-        cut_off = []
+        block, cut_off = number // BLOCK, []
         for below, _ in edges:
             if below is None:
                 continue
             below_number = below._sequence_nr()
-            if is_cut_between(number, below_number) and below_number != ACCUMULATE_SEQUENCE_NR:
+            if below_number // BLOCK != block and below_number != ACCUMULATE_SEQUENCE_NR:
                 cut_off.append(below)
             if below not in seen and below not in known:
                 seen.add(below)

@@ -1,6 +1,8 @@
 """Finds what an autograd graph keeps in memory for its backward, node by node."""
 
+import weakref
 from collections.abc import Container, Iterable, Iterator, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -69,14 +71,11 @@ def saved_in_graph(roots: Iterable[Any], beside: list[SavedByNode] | None = None
     with unseen():
         described = _Described()
         nodes, leaves = _walk(roots, described)
-        found = [
-            SavedByNode(number, node.name(), *_read(node, leaves, described), is_function(node))
-            for number, node in nodes
-        ]
+        found = [_read(number, node, leaves, described) for number, node in nodes]
         if beside is not None:
             functions = [node for region in described.regions.values() if (node := node_of_arguments(region))]
             beside += [SavedByNode(node._sequence_nr(), node.name(), [], False, True) for node in functions]
-    return sorted(found, key=_number)
+    return sorted(found, key=_NUMBER)
 
 
 def charge(nodes: Iterable[SavedByNode], alive_anyway: Container[Any] = ()) -> dict[int, int | None]:
@@ -90,33 +89,35 @@ def charge(nodes: Iterable[SavedByNode], alive_anyway: Container[Any] = ()) -> d
     """
     charged: set[Any] = set()
     result: dict[int, int | None] = {}
-    for node in sorted(nodes, key=_number):
-        size: int | None = result.get(node.sequence_nr, 0)
-        for saved in node.saved:
-            if saved.is_leaf or saved.storage in charged or saved.storage in alive_anyway:
+    for number, _, saved, is_unknown, _ in sorted(nodes, key=_NUMBER):
+        size: int | None = result.get(number, 0)
+        for storage, size_bytes, is_leaf, _ in saved:
+            if is_leaf or storage in charged or storage in alive_anyway:
                 continue
-            charged.add(saved.storage)
-            size = None if size is None else size + saved.size_bytes
-        result[node.sequence_nr] = None if node.is_unknown else size
+            charged.add(storage)
+            size = None if size is None else size + size_bytes
+        result[number] = None if is_unknown else size
     return result
 
 
 def storages_of(tensors: Iterable[torch.Tensor]) -> set[Any]:
     """Returns the storages of some tensors in the form that `charge` takes; valid as long as these tensors live."""
     with unseen():
-        return {part.storage for tensor in tensors for part in _storages(tensor) if part is not None}
+        described = _Described()
+        return {part.storage for tensor in tensors for part in described.of(tensor) if part is not None}
 
 
-def _number(node: SavedByNode) -> int:
-    return node.sequence_nr
+_NUMBER = attrgetter("sequence_nr")
 
 
 class _Described:
     """The storages of tensors, each tensor read once: a weight is kept by a node of each call."""
 
     def __init__(self) -> None:
-        # The tensor lives with its entry, so that no other one gets its address.
+        # The tensor lives with its entry, so that neither another one nor another storage gets its address.
         self._known: dict[int, tuple[torch.Tensor, Sequence[SavedTensor | None]]] = {}
+        #: By `SavedTensor.storage` and `is_leaf`: of an unrolled LSTM, four tensors share one storage.
+        self._saved: dict[tuple[int, bool], SavedTensor] = {}
         #: The regions of non-reentrant checkpoints that nodes keep, by id.
         self.regions: dict[int, Any] = {}
 
@@ -124,8 +125,24 @@ class _Described:
         """Returns the storages of a tensor, or of the tensors it wraps; None for what cannot be read."""
         known = self._known.get(id(tensor))
         if known is None:
-            known = self._known[id(tensor)] = tensor, _storages(tensor)
+            known = self._known[id(tensor)] = tensor, self._read(tensor)
         return known[1]
+
+    def _read(self, tensor: torch.Tensor) -> Sequence[SavedTensor | None]:
+        found: list[SavedTensor | None] = []
+        try:
+            base = base_of(tensor)
+            owner = tensor if base is None else base
+            is_leaf = owner.requires_grad and owner.is_leaf
+            for part in (tensor,) if type(tensor) is torch.Tensor else _parts(tensor):
+                number, storage = storage_of(part)
+                key = number, is_leaf
+                if key not in self._saved:
+                    self._saved[key] = SavedTensor(number, storage.nbytes(), is_leaf, weakref.ref(storage))
+                found.append(self._saved[key])
+        except Exception:  # sparse, a functorch wrapper, or whatever a subclass of the user's raises
+            found.append(None)
+        return found
 
 
 def _walk(roots: Iterable[Any], described: _Described) -> tuple[list[tuple[int, Any]], set[Any]]:
@@ -140,22 +157,30 @@ def _walk(roots: Iterable[Any], described: _Described) -> tuple[list[tuple[int, 
     return nodes, leaves
 
 
-def _read(node: Any, leaves: Container[Any], described: _Described) -> tuple[list[SavedTensor], bool]:
-    """Returns what a node keeps, each storage once, and whether it keeps, or may keep, more than that."""
-    tensors: Iterable[torch.Tensor | None] | None = unpacked_variables(node)
+def _read(number: int, node: Any, leaves: Container[Any], described: _Described) -> SavedByNode:
+    tensors = unpacked_variables(node)
+    if tensors is not None:
+        return SavedByNode(number, type(node).__name__, *_find_storages(tensors, leaves, described))
+    held, may_hold_more = saved_variables(node)
+    if is_custom_function(node):
+        held += held_by_custom_function(node)
+    saved, is_unknown = _find_storages(_tensors_in(held, described.regions), leaves, described)
+    return SavedByNode(number, node.name(), saved, is_unknown or may_hold_more, is_function(node))
+
+
+def _find_storages(
+    tensors: Iterable[torch.Tensor | None], leaves: Container[Any], described: _Described
+) -> tuple[list[SavedTensor], bool]:
+    """Returns the storages of a node's tensors, each once, and whether some of them, or a tensor, cannot be read."""
     is_unknown = False
-    if tensors is None:
-        held, is_unknown = saved_variables(node)
-        if is_custom_function(node):
-            held += held_by_custom_function(node)
-        tensors = _tensors_in(held, described.regions)
     found: dict[Any, SavedTensor] = {}
     for tensor in tensors:
         for saved in (None,) if tensor is None else described.of(tensor):
             if saved is None:
                 is_unknown = True
             elif saved.storage not in found:
-                found[saved.storage] = saved._replace(is_leaf=True) if saved.storage in leaves else saved
+                is_leaf = saved.is_leaf or saved.storage not in leaves
+                found[saved.storage] = saved if is_leaf else saved._replace(is_leaf=True)
     return list(found.values()), is_unknown
 
 
@@ -224,21 +249,6 @@ def _may_hold(value: Any) -> bool:
             return True
         pending.extend(_members(value) or attributes_of(value))
     return bool(pending)
-
-
-def _storages(tensor: torch.Tensor) -> Sequence[SavedTensor | None]:
-    """Returns the storages of a tensor, or of the tensors it wraps; None for what cannot be read."""
-    found: list[SavedTensor | None] = []
-    try:
-        base = base_of(tensor)
-        owner = tensor if base is None else base
-        is_leaf = owner.requires_grad and owner.is_leaf
-        for part in (tensor,) if type(tensor) is torch.Tensor else _parts(tensor):
-            storage, size, weak = storage_of(part)
-            found.append(SavedTensor(storage, size, is_leaf, weak))
-    except Exception:  # sparse, a functorch wrapper, or whatever a subclass of the user's raises
-        found.append(None)
-    return found
 
 
 def _parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
