@@ -80,10 +80,6 @@ def value_columns(
         np.concatenate(column)[order] for column in zip(*(part[2:9] for part in parts), strict=True)
     )
     kinds = _kinds_of(samples, plain, order)
-    extras: list[Extra | None] = [*map(attrgetter("extra"), samples), *(len(order) - len(samples)) * [None]]
-    if any(extra is not None for extra in extras):
-        extras = [extras[at] for at in order.tolist()]
-    wants = _wants(extras, masks, step, capture_masks)
     columns: Columns = {
         "step": step,
         "phase": np.ma.masked_array(phase, phase < 0),
@@ -94,7 +90,11 @@ def value_columns(
         **kinds,
         **_statistics(samples, plain, order),
     }
-    if wants is not None:
+    extras: list[Extra | None] = [*map(attrgetter("extra"), samples)]
+    if extras.count(None) < len(extras):  # most runs have none, and spare looking at each row
+        extras += (len(order) - len(samples)) * [None]
+        extras = [extras[at] for at in order.tolist()]
+        wants = _wants(extras, masks, step, capture_masks)
         columns["note"] = extra_notes(kinds["note"], extras, wants)
         columns.update(extra_columns(extras, wants))
     return columns
@@ -180,11 +180,9 @@ def _only(part: "ValuePart", here: list[int]) -> "ValuePart":
 
 def _wants(
     extras: Sequence[Extra | None], masks: Ints, steps: npt.NDArray[np.int32], capture_masks: CaptureMasks
-) -> list[Want | None] | None:
-    """Returns for each row with extra results what the captures want in its step; None if there are no such rows."""
+) -> list[Want | None]:
+    """Returns for each row with extra results what the captures want in its step; None for other rows."""
     with_extra = [at for at, extra in enumerate(extras) if extra is not None]
-    if not with_extra:
-        return None
     active: dict[int, Mask] = {}
     wants: list[Want | None] = [None] * len(extras)
     for at, step, mask in zip(
