@@ -55,7 +55,7 @@ def test_dtypes_devices_layouts_and_generators_are_words():
 
 def test_default_is_left_out_wherever_it_is_given():
     def run():
-        x = torch.ones(1, 1, 2, 2)
+        x = torch.ones(1, 1, 2, 2, device="cpu")  # where attention is one op
         for causal in (False, True):
             F.scaled_dot_product_attention(x, x, x, dropout_p=0.0, is_causal=causal)
         x.sum((0,), keepdim=False, dtype=torch.float64)
