@@ -3,7 +3,7 @@
 import numpy as np
 
 from builders import RecordingBuilder
-from modtrace.analysis.divergence.paired_run import find_op_inputs
+from modtrace.analysis.divergence.op_inputs import find_op_inputs
 from modtrace.analysis.tables.run import read_run_tables
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...recording.module_path import join
-from ...recording.options.path_filter import REGEX_PREFIX, name_nearest
+from ...recording.options.path_filter import REGEX_ONLY, REGEX_PREFIX, name_nearest
 from ..tables.columns import Rows
 from ..tables.placement import ModuleName
 from .both import Runs, no_partners
@@ -73,7 +73,7 @@ _WILDCARD = re.compile(r"(\*\*|\*|\?)")
 def _rewrite_glob(source: str, target: str) -> str:
     """Returns the end of a sentence with the rule that is meant where a rule is written as a glob; else nothing."""
     expression = source.removeprefix(REGEX_PREFIX)
-    if not {*expression} & {*r"\()^$+|"}:
+    if not {*expression} & {*REGEX_ONLY}:
         parts = _WILDCARD.split(expression)
         expression = "".join(_WILDCARDS.get(part, re.escape(part)) for part in parts)
     numbers = count(1)

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -35,6 +35,7 @@ from .answer import (
     Comparison,
     Divergence,
     GrowthPoint,
+    OneSided,
     Reshaped,
 )
 from .culprits import Key
@@ -159,12 +160,7 @@ def _build_answer(
 ) -> Comparison:
     pairs = parts[0]
     meta, meta_b = (run.tables.data.meta for run in (pairs.a, pairs.b))
-    missing, extra = (
-        list_unmatched(run.tables, unpaired, resized, other_mesh=pairs.other_mesh)
-        for run, unpaired, resized in zip(
-            (pairs.a, pairs.b), (alignment.missing, alignment.extra), pairs.resized.T, strict=True
-        )
-    )
+    missing, extra = _list_unmatched(pairs, alignment)
     merged = merge_pairs(parts)
     ranking = merge_rankings([part.ranking for part in parts], merged.order)
     details = [Details(part) for part in parts]
@@ -214,6 +210,13 @@ def _build_answer(
         table=_build_table(merged, details, verdicts),
         pair=pair_runs(own, other, alignment, merged, verdicts, position),
     )
+
+
+def _list_unmatched(pairs: ComparedPairs, alignment: Alignment) -> Iterator[OneSided]:
+    """Yields what only the first run has, and what only the second has."""
+    unpaired = alignment.missing, alignment.extra
+    for run, of_run, resized in zip((pairs.a, pairs.b), unpaired, pairs.resized.T, strict=True):
+        yield list_unmatched(run.tables, of_run, resized, other_mesh=pairs.other_mesh)
 
 
 def _choose_first(ranking: Ranking, merged: MergedPairs) -> tuple[int | None, int | None]:

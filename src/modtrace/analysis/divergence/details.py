@@ -59,11 +59,7 @@ class Details:
             if steps_before := int(tables.values.step[run.rows[pair]] - tables.ops.step[culprit.op]):
                 step, seen_at = step - steps_before, f"{seen_at}, step {step}"
         metric = METRICS[int(pairs.errors.metric[pair])]
-        low, high = error, error
-        if metric == SKETCHES:
-            low, high = error / SKETCH_FACTOR, error * SKETCH_FACTOR
-        elif metric in (SAMPLES, STATISTICS):
-            low, high = 0.0, np.inf
+        low, high = _bound_error(error, metric)
         of_tensors = pairs.errors.details.get(pair)
         measured, measured_b = self._measured
         return Divergence(
@@ -277,6 +273,13 @@ def _equals(tables: RunTables, row: int, measured: ComparedRows) -> bool:
         return False
     found = read_measured(tables.data, np.array([row]))
     return bool(find_errors(found, measured).are_equal()[0] and found.stats.min[0] < found.stats.max[0])
+
+
+def _bound_error(error: float, metric: str) -> tuple[float, float]:
+    """Returns the least and the largest error that there may be, if one was estimated by a metric."""
+    if metric == SKETCHES:
+        return error / SKETCH_FACTOR, error * SKETCH_FACTOR
+    return (0.0, np.inf) if metric in (SAMPLES, STATISTICS) else (error, error)
 
 
 def _describe_row(measured: ComparedRows, pair: int) -> str:

@@ -11,8 +11,9 @@ from ..tables.measured import ComparedRows
 from ..tables.op_flow import OpFlow
 from ..tables.op_rules import ADDITIVE
 from ..tables.run import RunTables
+from .op_inputs import find_op_inputs
 from .pair_inputs import find_largest, number_parameters
-from .paired_run import PairedRun, find_op_inputs
+from .paired_run import PairedRun
 from .tensor_metrics import EPSILONS
 
 GIVEN, MEASURED, ASSUMED = "given", "measured", "assumed"

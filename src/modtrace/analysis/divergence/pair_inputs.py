@@ -21,7 +21,8 @@ from ..tables.calls import iterate_levels
 from ..tables.columns import Bools, Column, Rows, find_rows
 from ..tables.op_rules import UNINITIALIZED
 from ..tables.run import RunTables
-from .paired_run import PairedRun, find_op_inputs, find_tensors
+from .op_inputs import find_op_inputs
+from .paired_run import PairedRun, find_tensors
 
 _FORWARD = PHASES.index(FORWARD)
 

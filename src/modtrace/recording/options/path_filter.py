@@ -14,7 +14,7 @@ from ..suggestions import first_few
 REGEX_PREFIX = "re:"
 
 #: Characters that mean something in regular expressions, and stand for themselves in globs.
-_REGEX_ONLY = r"\^$(|+"
+REGEX_ONLY = r"\^$(|+"
 
 #: The flags that such a text can contain, by their letters.
 _FLAGS = {"a": re.ASCII, "i": re.IGNORECASE, "m": re.MULTILINE, "s": re.DOTALL, "x": re.VERBOSE}
@@ -256,7 +256,7 @@ def _escaped(character: str) -> str:
 
 def _describe(found: Unmatched, paths: Collection[str], what: str, root: str | None) -> str:
     text = found.pattern.text
-    is_regex = not text.startswith(REGEX_PREFIX) and {*text} & {*_REGEX_ONLY}
+    is_regex = not text.startswith(REGEX_PREFIX) and {*text} & {*REGEX_ONLY}
     hint = (
         f"; it is a glob: a regular expression begins with re: as in '{REGEX_PREFIX}{text}'"
         if is_regex
