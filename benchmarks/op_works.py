@@ -80,7 +80,7 @@ def many_small_ops(quick: bool) -> Case:
         logits = model(passage[:, :-1])
         F.cross_entropy(logits.flatten(0, 1), passage[:, 1:].flatten()).backward()
 
-    work = Work("tiny GPT", model, step, steps=2 if quick else 15, rounds=3 if quick else 12)
+    work = Work("tiny GPT", model, step, steps=2 if quick else 15, rounds=3 if quick else 8)
     return _case(work, passage[:, :-1])
 
 
@@ -102,14 +102,14 @@ def reference_case(quick: bool) -> Case:
     if quick:
         work, batch = reference_gpt(width=32, layers=2, batch=1, steps=1, rounds=3), 1
     else:
-        work, batch = reference_gpt(width=256, layers=6, batch=8, steps=4, rounds=5), 8
+        work, batch = reference_gpt(width=256, layers=6, batch=8, steps=3, rounds=5), 8
     return _case(work, torch.randint(2000, (batch, 128)))
 
 
 def narrow_case(quick: bool) -> Case:
     """The same with width 16 and one passage."""
     work = reference_gpt(
-        width=16, layers=2 if quick else 6, batch=1, steps=1 if quick else 5, rounds=3 if quick else 15
+        width=16, layers=2 if quick else 6, batch=1, steps=1 if quick else 5, rounds=3 if quick else 10
     )
     return _case(work._replace(name="GPT step, width 16"), torch.randint(2000, (1, 128)))
 
@@ -142,7 +142,7 @@ def unrolled_case(quick: bool) -> Case:
         optimizer.step()
 
     return _case(
-        Work("LSTM cells", model, step, steps=2 if quick else 6, rounds=3 if quick else 10), sequences
+        Work("LSTM cells", model, step, steps=2 if quick else 6, rounds=3 if quick else 6), sequences
     )
 
 
@@ -166,7 +166,7 @@ def transformers_case(quick: bool) -> Case:
         model(tokens, labels=tokens).loss.backward()
         optimizer.step()
 
-    work = Work(f"Llama, {layers} layers", model, step, steps=1 if quick else 3, rounds=3 if quick else 5)
+    work = Work(f"Llama, {layers} layers", model, step, steps=1 if quick else 3, rounds=3 if quick else 4)
     return _case(work, tokens)
 
 
