@@ -17,9 +17,10 @@ from ...torch_internals.autograd import (
 from ...torch_internals.dynamo import is_dynamo_compiling, is_tracing, keep_out_of_dynamo
 from ...torch_internals.gradients import backward_begins
 from ...torch_internals.own_frames import leave_out_own_frames
+from ..log.backward_span import BackwardSpan
 from ..log.device_times import DeviceTimes
 from ..log.listeners import Subscribers, notify_all
-from ..log.segments import BackwardSpan, CallRef, Segment
+from ..log.segments import CallRef, Segment
 from ..log.thread_log import Backward, NodeMark, ThreadLog, ThreadLogs
 from .call_events import BackwardListener
 from .call_hooks import CallHooks

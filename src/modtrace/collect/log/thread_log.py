@@ -14,8 +14,9 @@ from typing import Any
 from ...torch_internals.autograd import current_node, graph_task_id, sequence_nr
 from ...torch_internals.call_frames import call_kwargs
 from .backward_calls import BackwardCalls
+from .backward_span import BackwardSpan
 from .call_context import CallContext, ContextTree
-from .segments import BackwardSpan, CallRef, Segment
+from .segments import CallRef, Segment
 
 #: The number of spans kept although nothing refers to them, for graphs that no output leads to (a stored loss).
 _UNWATCHED_KEPT = 16
