@@ -144,3 +144,23 @@ def test_answers_on_twice_the_modules_take_at_most_twice_the_lines(answer: str, 
 
     lines(2)  # imports and caches
     assert lines(160) < 2 * lines(80)
+
+
+def test_checks_of_twice_the_modules_run_at_most_about_twice_the_lines() -> None:
+    """Gradients followed over the depth row by row took 1,870 lines for a layer and an activation."""
+
+    def lines(count: int) -> int:
+        blocks = [nn.Sequential(nn.Linear(2, 2), nn.ReLU()) for _ in range(count)]
+        model = nn.Sequential(*blocks)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        with modtrace.record(model, strict=True) as recording:
+            for _ in range(3):
+                optimizer.zero_grad()
+                model(torch.ones(1, 2)).sum().backward()
+                optimizer.step()
+        return count_lines(lambda: run_checks(recording, CHECKS))
+
+    lines(10)  # imports and caches
+    few, many = lines(100), lines(200)
+    assert many < 2.2 * few
+    assert (many - few) / 100 < 1_200

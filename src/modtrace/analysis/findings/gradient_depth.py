@@ -9,6 +9,7 @@ import numpy as np
 from ...recording.role import GRAD_OUTPUT, PARAMETER_GRAD
 from ...recording.statistics.moments import Numbers
 from ...recording.suggestions import count_of
+from ..tables.calls import iterate_levels
 from ..tables.columns import Column
 from ..tables.placement import Module, read_modules
 from ..tables.sampled_steps import SampledSteps
@@ -78,7 +79,7 @@ def _find_chains(run: SampledSteps, at_outputs: StepSeries, of_parameters: StepS
         siblings.setdefault((module.parent_id, module.type, stem), []).append(module.module_id)
     rms_at_outputs = _find_rms(run, at_outputs, modules, with_inner=False)
     rms_of_parameters = _find_rms(run, of_parameters, modules, with_inner=True)
-    reached = {run.sites[site].module_id: row for row, site in enumerate(at_outputs.site_id.tolist())}
+    reached = {module_id: row for row, module_id in enumerate(_find_modules(run, at_outputs))}
     for group in siblings.values():
         is_known = all(module in reached for module in group)
         group.sort(key=lambda module: reached[module] if is_known else -module)
@@ -91,27 +92,36 @@ def _find_chains(run: SampledSteps, at_outputs: StepSeries, of_parameters: StepS
                 yield _Chain(what, np.array(chain), np.array([rms[module] for module in chain]))
 
 
+def _find_modules(run: SampledSteps, series: StepSeries) -> list[int | None]:
+    """Returns the id of the module of each row."""
+    return [run.sites[site].module_id for site in series.site_id.tolist()]
+
+
 def _find_rms(
     run: SampledSteps, series: StepSeries, modules: Mapping[int, Module], *, with_inner: bool
 ) -> dict[int, float]:
     """Returns the RMS of the gradients of each module, or of it and all inside it, the median over the steps."""
-    sumsq: dict[int, Numbers] = {}
-    count: dict[int, Numbers] = {}
-    owners = read_modules(run.data)  # which asks whether the recording is the same
-    for row, site in enumerate(series.site_id.tolist()):
-        module_id = run.sites[site].module_id
-        owner = owners.get(-1 if module_id is None else module_id)
-        while owner is not None:
-            number = owner.module_id
-            sumsq[number] = sumsq.get(number, 0) + np.nan_to_num(series.stats.sumsq[row], nan=0)
-            count[number] = count.get(number, 0) + series.stats.count[row]
-            owner = modules.get(owner.parent_id) if with_inner and owner.parent_id is not None else None
-    found = {}
-    for number, squares in sumsq.items():
-        known = (count[number] > 0) & np.isfinite(squares)
-        if known.any():
-            found[number] = max(float(np.median(np.sqrt(squares[known] / count[number][known]))), _SMALLEST)
-    return found
+    number: dict[int | None, int] = {module_id: at for at, module_id in enumerate(modules)}
+    merged: dict[int | None, int] = {
+        module_id: number[module.module_id] for module_id, module in read_modules(run.data).items()
+    }
+    owner = np.array([merged.get(module_id, -1) for module_id in _find_modules(run, series)], np.int64)
+    owned = np.flatnonzero(owner >= 0)
+    sumsq, count = np.zeros((2, len(modules), len(series.steps)))
+    np.add.at(sumsq, owner[owned], np.nan_to_num(series.stats.sumsq[owned], nan=0))
+    np.add.at(count, owner[owned], series.stats.count[owned])
+    if with_inner:
+        parent = np.array([number.get(module.parent_id, -1) for module in modules.values()], np.int64)
+        for level in reversed(list(iterate_levels(parent))[1:]):
+            np.add.at(sumsq, parent[level], sumsq[level])
+            np.add.at(count, parent[level], count[level])
+    known = (count > 0) & np.isfinite(sumsq)
+    rows = np.flatnonzero(known.any(axis=1))
+    squares = np.full((len(rows), len(series.steps)), np.nan)
+    np.divide(sumsq[rows], count[rows], out=squares, where=known[rows])
+    rms = np.maximum(np.nanmedian(np.sqrt(squares), axis=1), _SMALLEST)
+    ids = np.array([*modules], np.int64)
+    return dict(zip(ids[rows].tolist(), rms.tolist(), strict=True))
 
 
 def _describe(run: SampledSteps, chain: _Chain, steps: int) -> Finding:
