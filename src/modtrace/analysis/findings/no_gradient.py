@@ -13,7 +13,7 @@ from ...recording.phase import FORWARD, PHASES, RECOMPUTE
 from ...recording.role import GRAD_OUTPUT, OUTPUT, PARAMETER, PARAMETER_GRAD
 from ...recording.suggestions import count_of, first_few
 from ..tables.columns import Column, column_of, phase_codes
-from ..tables.parameter_facts import Parameter, read_parameters
+from ..tables.parameter_facts import Parameter
 from ..tables.placement import Module, read_modules
 from ..tables.sampled_steps import SampledSteps
 from ..tables.values import PlacedValues
@@ -31,7 +31,7 @@ _ROLES = (OUTPUT, GRAD_OUTPUT, PARAMETER, PARAMETER_GRAD)
 @check("no-gradient", about="parameters in an optimizer that never get a gradient", needs="values")
 def NO_GRADIENT(run: SampledSteps) -> Iterator[Finding]:
     """Finds where the way of the gradients ends."""
-    known = read_parameters(run.data)
+    known = run.parameters
     if not any(parameter.optimizer for parameter in known):
         raise CannotCheck("no optimizer was seen to step")
     flow = _Flow(run)

@@ -7,7 +7,7 @@ import numpy as np
 
 from ...recording.role import GRAD_OUTPUT
 from ...recording.suggestions import count_of, first_few
-from ..tables.parameter_facts import Parameter, read_parameters
+from ..tables.parameter_facts import Parameter
 from ..tables.placement import read_modules
 from ..tables.sampled_steps import SampledSteps
 from .check import check
@@ -22,7 +22,7 @@ _UNREGISTERED = re.compile(r".*?\([^()]*#\d+\)")
 @check("not-in-optimizer", about="parameters that get gradients, and no optimizer updates", needs="values")
 def NOT_IN_OPTIMIZER(run: SampledSteps) -> Iterator[Finding]:
     """Finds parameters that are left out, and frozen ones that are in."""
-    known = read_parameters(run.data)
+    known = run.parameters
     if not any(parameter.optimizer for parameter in known):
         raise CannotCheck("no optimizer was seen to step")
     left_out = [parameter for parameter in known if parameter.requires_grad and parameter.has_gradient]

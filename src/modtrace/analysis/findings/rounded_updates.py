@@ -7,7 +7,6 @@ import numpy as np
 from ...recording.role import PARAMETER, PARAMETER_GRAD
 from ...recording.suggestions import count_of
 from ..tables.columns import Bools, Rows, find_rows
-from ..tables.parameter_facts import read_parameters
 from ..tables.sampled_steps import SampledSteps
 from ..tables.step_series import StepSeries, arrange_series
 from .check import check
@@ -120,5 +119,5 @@ def _have_gradient(run: SampledSteps, parameters: StepSeries, gradients: StepSer
 
 def _read_groups(run: SampledSteps, parameters: StepSeries) -> list[tuple[str | None, int | None]]:
     """Returns the optimizer of each parameter and its group there; the same for all if that is not recorded."""
-    known = {one.site_id: (one.optimizer, one.group) for one in read_parameters(run.data)}
+    known = {one.site_id: (one.optimizer, one.group) for one in run.parameters}
     return [known.get(site, (None, None)) for site in parameters.site_id.tolist()]

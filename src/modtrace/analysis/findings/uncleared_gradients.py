@@ -7,7 +7,6 @@ import numpy as np
 from ...recording.role import PARAMETER_GRAD
 from ...recording.suggestions import count_of
 from ..tables.columns import Column
-from ..tables.parameter_facts import read_parameters
 from ..tables.placement import read_modules
 from ..tables.sampled_steps import MOST_STEPS, SampledSteps
 from .check import check
@@ -42,7 +41,7 @@ def UNCLEARED_GRADIENTS(run: SampledSteps) -> Iterator[Finding]:
 def _name_models(run: SampledSteps, steps: Column) -> str:
     """Returns whose parameters the optimizers of these steps update: ` of Critic`; "" for all that are trained."""
     modules = read_modules(run.data)
-    roots = {one.module.root_id for one in read_parameters(run.data) if one.optimizer is not None}
+    roots = {one.module.root_id for one in run.parameters if one.optimizer is not None}
     updated = np.unique(run.values(PARAMETER_GRAD, steps=steps).module).tolist()
     of_steps = {modules[one].root_id for one in updated if one in modules}
     names = [place_of_module(run, root).name for root in sorted(of_steps)]

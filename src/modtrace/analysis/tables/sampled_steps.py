@@ -14,6 +14,7 @@ from ...recording.role import LOSS
 from .chosen_step import name_steps
 from .columns import Column, column_of, phase_codes
 from .indexed_tables import IndexedTables
+from .parameter_facts import Parameter, read_parameters
 from .values import MEASURED_NUMBERS, PlacedValues
 
 #: The largest number of steps that are read to judge a run.
@@ -139,6 +140,11 @@ class SampledSteps(IndexedTables):
             fits = np.cumsum(rows[::-1])[::-1] <= _MOST_ROWS
             steps = steps[fits] if fits.any() else steps[-1:]
         return steps
+
+    @cached_property
+    def parameters(self) -> list[Parameter]:
+        """The parameters of all models that trained, in the order in which they were first seen."""
+        return read_parameters(self.data)
 
     @cached_property
     def losses(self) -> PlacedValues:

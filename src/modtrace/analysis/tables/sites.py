@@ -1,17 +1,18 @@
 """Reads the sites of a recording: the module, the role and the slot of each measured tensor."""
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from ...recording.module_path import join
 from ...recording.protocols import RecordingData
-from .columns import Column, RowFinder, Rows, column_of, keep_rows, take, text_codes
+from .columns import ArrowTable, Column, RowFinder, Rows, column_of, keep_rows, take, text_codes
 
 _COLUMNS = ("site_id", "module_id", "role", "slot", "nth")
 
-#: How many sites are read when one of them is first asked for.
+#: How many sites are read when one of them is first asked for; then as many as are known, so that reads stay few.
 _AT_ONCE = 128
 
 
@@ -42,7 +43,7 @@ def read_sites(data: RecordingData, wanted: Column | None = None) -> dict[int, S
     table, paths = data.table("sites").select(_COLUMNS), _read_paths(data)
     if wanted is not None:
         table = keep_rows(table, np.isin(column_of(table, "site_id"), wanted))
-    return {row["site_id"]: _to_site(row, paths) for row in table.to_pylist()}
+    return dict(_list_sites(table, paths))
 
 
 class SitesOnDemand:
@@ -70,11 +71,12 @@ class SitesOnDemand:
     def _read_around(self, site_id: int) -> None:
         """Reads a site, and those near to it: to read one alone takes as long as to read ten."""
         [row] = self._find_rows(np.array([site_id])).tolist()
-        first = max(row, 0) // _AT_ONCE * _AT_ONCE
-        rows = self._table.slice(first, _AT_ONCE if row >= 0 else 0).to_pylist()
-        main = self._find_rows(np.array([near["site_id"] for near in rows], np.int64)).tolist()
-        near = (one for number, one in enumerate(rows, first) if main[number - first] == number)
-        self._known.update((one["site_id"], _to_site(one, self._paths)) for one in near)
+        at_once = max(_AT_ONCE, len(self._known))
+        first = max(row, 0) // at_once * at_once
+        rows = self._table.slice(first, at_once if row >= 0 else 0)
+        main = self._find_rows(column_of(rows, "site_id")) - first
+        near = zip(_list_sites(rows, self._paths), (main == np.arange(len(main))).tolist(), strict=True)
+        self._known.update(site for site, is_main in near if is_main)
         self._known.setdefault(site_id, None)
 
     def find_slots(self, site_id: Column) -> tuple[Rows, tuple[str, ...]]:
@@ -88,6 +90,17 @@ def _read_paths(data: RecordingData) -> dict[int, str]:
     return dict(zip(modules["module_id"].to_pylist(), modules["path"].to_pylist(), strict=True))
 
 
-def _to_site(row: Mapping[str, Any], paths: Mapping[int, str]) -> Site:
-    path = paths.get(row["module_id"]) or ""
-    return Site(row["module_id"], path, row["role"], row["slot"] or "", row["nth"])
+def _list_sites(table: ArrowTable, paths: Mapping[int, str]) -> Iterator[tuple[int, Site]]:
+    """Yields the id of each row, and the site. Texts are read as codes, a tenth of the time that Arrow's take."""
+    ids, modules, nths = (column_of(table, name).tolist() for name in ("site_id", "module_id", "nth"))
+    of_roles, of_slots = (_decode(table[name]) for name in ("role", "slot"))
+    for site_id, module_id, nth, role, slot in zip(ids, modules, nths, of_roles, of_slots, strict=True):
+        path = paths.get(module_id) or ""
+        owner = module_id if module_id >= 0 else None
+        yield site_id, Site(owner, path, role, slot or "", nth if nth >= 0 else None)
+
+
+def _decode(column: pa.ChunkedArray) -> list[str | None]:
+    codes, texts = text_codes(column)
+    known = [*texts, None]
+    return [known[code] for code in codes.tolist()]
