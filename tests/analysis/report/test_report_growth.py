@@ -11,6 +11,7 @@ from helpers.growth import count_lines
 from modtrace.analysis.modules.module_tree import build_module_tree
 from modtrace.analysis.report.limits import Limits
 from modtrace.analysis.report.report import build_report
+from modtrace.analysis.tables.calls import CallOrder
 from modtrace.recording.protocols import RecordingData
 
 
@@ -60,6 +61,24 @@ def test_ten_times_the_calls_of_a_module_take_no_more_lines(asked: str) -> None:
 
     lines(10)  # imports and caches
     assert lines(1_000) < 1.2 * lines(100)
+
+
+def test_calls_of_all_modules_are_nested_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which calls of a module are inside others of it was asked for each module and phase, twice for a report."""
+    asked = list[int]()
+    read = CallOrder.outermost
+    monkeypatch.setattr(CallOrder, "outermost", lambda self, rows: (asked.append(1), read(self, rows))[1])
+
+    def times(count: int) -> int:
+        model = nn.Sequential(*[nn.Sequential(nn.Linear(2, 2)) for _ in range(count)])
+        with modtrace.record(model, strict=True) as recording:
+            for _ in range(4):
+                model(torch.ones(2)).sum().backward()
+        asked.clear()
+        build_report(recording, Limits(nodes=20, spans=20, values=20, histograms=20))
+        return len(asked)
+
+    assert times(20) == times(10)
 
 
 @pytest.mark.parametrize(("rows", "most_bytes"), [("calls", 370), ("ops", 720)])

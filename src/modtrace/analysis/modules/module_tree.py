@@ -253,28 +253,11 @@ def assemble_nodes(
     A module that was not called is included if values of its calls are known (gradients of an earlier step's forward),
     or if its parameters are not finite.
     """
-    below: dict[int, list[int]] = defaultdict(list)
-    # Nodes are in the order of registration; shared modules registered elsewhere come last.
-    order = sorted((place.is_alias, place.module.module_id, index) for index, place in enumerate(places))
-    for _, _, index in order:
-        below[places[index].parent].append(index)
-    upwards = list(children_first(below[NOWHERE], below.__getitem__))
-    phases = [phase for phase in MODULE_PHASES if phase in times.phases]
-    totals: dict[tuple[int, str], Rows] = {}  # by place and phase, the calls over which the total is summed
-    shown: set[int] = set()
+    totals, below, upwards = find_totals(places, times)
+    shown: set[int] = {index for index, _ in totals}
     for index in upwards:
-        has_calls = False
-        for phase in phases:
-            rows = own = times.at(index, phase)
-            if times.several or not len(own):
-                inside = [totals[child, phase] for child in below[index] if (child, phase) in totals]
-                rows = _join_inside(own, inside, times)
-            rows = times.outermost(rows)
-            if len(rows):
-                totals[index, phase] = rows
-                has_calls = True
         values = summaries.get(index)
-        if has_calls or not shown.isdisjoint(below[index]) or (values is not None and values.at_calls):
+        if not shown.isdisjoint(below[index]) or (values is not None and values.at_calls):
             shown.add(index)
     sums = dict(
         zip(totals, times.sum_up([(times.at(*at), rows) for at, rows in totals.items()]), strict=True)
@@ -302,6 +285,29 @@ def assemble_nodes(
             children=tuple(made.pop(child) for child in below[index] if child in made),
         )
     return tuple(made[index] for index in below[NOWHERE] if index in made)
+
+
+def find_totals(
+    places: Sequence[TreePlace], times: CallTimes
+) -> tuple[dict[tuple[int, str], Rows], Mapping[int, list[int]], list[int]]:
+    """Returns the calls over which totals are summed by place and phase, what is below places, and these upwards."""
+    below: dict[int, list[int]] = defaultdict(list)
+    # Nodes are in the order of registration; shared modules registered elsewhere come last.
+    order = sorted((place.is_alias, place.module.module_id, index) for index, place in enumerate(places))
+    for _, _, index in order:
+        below[places[index].parent].append(index)
+    upwards = list(children_first(below[NOWHERE], below.__getitem__))
+    totals: dict[tuple[int, str], Rows] = {}
+    for phase in (phase for phase in MODULE_PHASES if phase in times.phases):
+        for index in upwards:
+            rows = times.total_at(index, phase)
+            if rows is None:
+                own = times.at(index, phase)
+                inside = [totals[child, phase] for child in below[index] if (child, phase) in totals]
+                rows = times.outermost(_join_inside(own, inside, times))
+            if len(rows):
+                totals[index, phase] = rows
+    return totals, below, upwards
 
 
 def _join_inside(own: Rows, inside: Sequence[Rows], times: CallTimes) -> Rows:

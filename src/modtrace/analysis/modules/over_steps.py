@@ -13,7 +13,7 @@ from ..tables.device_times import on_device, steps_on_device
 from ..tables.placement import Placer, name_roots
 from ..tables.shown_steps import take_steps
 from ..tables.times import CallTimes, TimesOfSteps
-from .module_tree import MODULE_PHASES, assemble_nodes, iterate_nodes
+from .module_tree import MODULE_PHASES, find_totals
 from .value_summary import Kind
 from .values import PlaceRows, StepValues, find_rows_of_places, read_values
 
@@ -27,7 +27,7 @@ _KINDS: tuple[Kind, ...] = ("output", "gradient", "parameter", "parameter gradie
 class ModulesOverSteps:
     """The modules that ran in several steps. Matrices have a row for each place with values, a column for each step."""
 
-    times: Mapping[Place, Mapping[str, TimesOfSteps]]  # by phase
+    times: Mapping[str, tuple[Sequence[Place], TimesOfSteps]]  # by phase, the places that ran, and matrices
     places: Sequence[Place]  # the places with values
     statistics: Mapping[Kind, StatColumns]  # matrices; those of parameters include what is inside
     nonfinite: Column  # as `nonfinite` and `nonfinite_inside` of summaries together
@@ -44,23 +44,26 @@ def read_over_steps(data: RecordingData, steps: Column) -> ModulesOverSteps:
     chosen, placer, values = take_steps(data, steps), Placer(data), read_values(data, steps)
     calls = read_calls(data.table("calls"), placer, steps, also=values.rows.call_id)
     times = CallTimes(on_device(calls), steps_on_device(chosen, calls))
-    nodes = iterate_nodes(assemble_nodes(placer.places, times, {}))
+    totals, _, _ = find_totals(placer.places, times)
     found = dict(find_rows_of_places(values, calls))
     roots = name_roots(placer.places)
-    places = [placer.places[place] for place in found]
+    names = [(roots.get(place.module.root_id, ""), place.path) for place in placer.places]
     merged = _Merger(values, steps, list(found.values()))
     return ModulesOverSteps(
-        times={
-            (node.root, node.path): {
-                phase: over.times for phase in MODULE_PHASES if (over := node.phase(phase).over_steps)
-            }
-            for _, node in nodes
-        },
-        places=[(roots.get(place.module.root_id, ""), place.path) for place in places],
+        times={phase: _sum_phase(times, totals, phase, names) for phase in MODULE_PHASES},
+        places=[names[place] for place in found],
         statistics={kind: merged.statistics(kind) for kind in _KINDS},
         nonfinite=merged.nonfinite(),
         measured=merged.measured(),
     )
+
+
+def _sum_phase(
+    times: CallTimes, totals: Mapping[tuple[int, str], Rows], phase: str, names: Sequence[Place]
+) -> tuple[Sequence[Place], TimesOfSteps]:
+    at = [place for place, of_phase in totals if of_phase == phase]
+    summed = times.sum_in_steps([(times.at(place, phase), totals[place, phase]) for place in at])
+    return [names[place] for place in at], summed
 
 
 class _Merger:

@@ -64,10 +64,10 @@ def tabulate_module_series(
 def _times(over_steps: ModulesOverSteps, rows: ModuleRows, steps: int) -> Iterator[ReportColumn]:
     def read(phase: str, name: str) -> Column:
         found = np.full((len(rows.nodes), steps), np.nan)
-        for place, of_phases in over_steps.times.items():
-            row, times = rows.index.get(place, NONE), of_phases.get(phase)
-            if row >= 0 and times is not None:
-                found[row] = np.where(times.has_calls, getattr(times, name) / 1e9, np.nan)
+        places, times = over_steps.times[phase]
+        at = np.array([rows.index.get(place, NONE) for place in places], np.int64)
+        shown = at >= 0
+        found[at[shown]] = np.where(times.has_calls, getattr(times, name) / 1e9, np.nan)[shown]
         is_unknown = np.isnan(found)
         total = rows.combine_alike(np.where(is_unknown, 0, found), np.add)
         return np.where(rows.combine_alike(is_unknown, np.logical_and), np.nan, total).reshape(-1)

@@ -205,10 +205,18 @@ class CallOrder:
         """Returns those of the rows `rows` that are inside no other of them."""
         if len(rows) < 2:
             return rows
-        rows = rows[np.argsort(self.number[rows])]
-        reached = np.maximum.accumulate(self.last[rows])
+        return self.outermost_of_groups(rows, np.zeros(len(rows), np.int64))
+
+    def outermost_of_groups(self, rows: Rows, group: Rows) -> Rows:
+        """Returns those of the rows `rows` that are inside no other of their group; groups have numbers from 0."""
+        order = np.lexsort((self.number[rows], group))
+        rows = rows[order]
+        before = group[order] * len(
+            self.number
+        )  # no call of a group has a number below those of groups before it
+        reached = np.maximum.accumulate(self.last[rows] + before)
         is_outer = np.ones(len(rows), bool)
-        is_outer[1:] = self.number[rows][1:] > reached[:-1]
+        is_outer[1:] = (self.number[rows] + before)[1:] > reached[:-1]
         return rows[is_outer]
 
 

@@ -64,6 +64,7 @@ class CallTimes:
         self._step = find_rows(steps.numbers, calls.column("step"))
         self._order = number_calls(calls.levels, calls.parent)
         self._rows = _group(calls)
+        self._totals = self._find_totals()
         #: The phases in which calls of the steps ran at some place.
         self.phases = frozenset(PHASES[phase] for _, phase in self._rows)
         is_counted = ~_is_within_wrapper(calls)
@@ -86,6 +87,10 @@ class CallTimes:
         """Returns the calls of the steps at a place."""
         return self._rows.get((place, PHASE_CODE[phase]), _NO_ROWS)
 
+    def total_at(self, place: int, phase: str) -> Rows | None:
+        """Returns the calls at a place that are inside no other of them; None if a step has no call there."""
+        return self._totals.get((place, PHASE_CODE[phase]))
+
     def outermost(self, rows: Rows) -> Rows:
         """Returns those of the rows `rows` that are inside no other of them."""
         return self._order.outermost(rows)
@@ -102,6 +107,16 @@ class CallTimes:
         Args:
             groups: the calls of each group, and those over which its total is summed.
         """
+        times, unfinished, raised = self._sum_in_steps(groups)
+        to_times = _to_medians if self._steps.several else _to_single
+        return to_times(times, unfinished.tolist(), raised.tolist())
+
+    def sum_in_steps(self, groups: Sequence[tuple[Rows, Rows]]) -> TimesOfSteps:
+        """Returns the summed times of groups, which are given as to `sum_up`, in each step: a row for each group."""
+        return self._sum_in_steps(groups)[0]
+
+    def _sum_in_steps(self, groups: Sequence[tuple[Rows, Rows]]) -> tuple[TimesOfSteps, Column, Column]:
+        """Returns the times of `sum_in_steps`, and how many calls of each group have not ended, and how many raised."""
         own, total = (self._add_up([pair[at] for pair in groups]) for at in (0, 1))
         times = TimesOfSteps(
             step_ns=self._steps.duration_ns,
@@ -110,8 +125,21 @@ class CallTimes:
             total_ns=total[1],
             self_ns=own[2],
         )
-        to_times = _to_medians if self._steps.several else _to_single
-        return to_times(times, own[4].sum(axis=1).tolist(), own[5].sum(axis=1).tolist())
+        return times, own[4].sum(axis=1), own[5].sum(axis=1)
+
+    def _find_totals(self) -> Mapping[tuple[int, int], Rows]:
+        """Returns the outermost calls by place and phase, where calls ran in all steps, as at most places."""
+        groups = [*self._rows.values()]
+        rows = np.concatenate([_NO_ROWS, *groups])
+        group = np.repeat(np.arange(len(groups)), [len(part) for part in groups])
+        steps = len(self._steps.numbers)
+        called = np.unique(group * steps + self._step[rows]) // max(steps, 1)
+        in_all = np.bincount(called, minlength=len(groups)) == steps
+        number = np.full(len(self._step), -1, np.int64)
+        number[rows] = group
+        outermost = self._order.outermost_of_groups(rows, group)
+        keys = [*self._rows]
+        return {keys[at]: of_group for at, of_group in split_rows(outermost, number[outermost]) if in_all[at]}
 
     def _add_up(self, groups: Sequence[Rows]) -> Column:
         """Returns a matrix for each of the sums, with a row for each group and a column for each step."""
