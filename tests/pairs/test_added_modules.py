@@ -129,6 +129,40 @@ def test_runs_of_which_one_has_no_ops_are_compared_by_modules(name: str) -> None
         assert f"modules were compared, not ops, which were not recorded in the {lacks} run" in str(found)
 
 
+class Wrapped(nn.Module):
+    """A net inside of a module that computes something itself, which a port does in the outermost one."""
+
+    def __init__(self, act: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.net, self.act = Net(), act
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net.head(self.act(self.net.body(self.net.embed(x))))
+
+
+class Whole(nn.Module):
+    """Returns what its model returns."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(x)
+
+
+def test_a_wrapper_around_modules_of_both_runs_is_no_added_module() -> None:
+    x = torch.linspace(-2, 2, 24).reshape(3, 8)
+    rules = [r"model\.net=net"]
+    same = modtrace.compare(
+        Whole(Wrapped(torch.relu)), Wrapped(torch.relu), (x,), map=rules, allow_missing=True
+    )
+    assert same.ok
+    found = modtrace.compare(Whole(Wrapped(torch.relu)), Wrapped(torch.tanh), (x,), map=rules)
+    assert found.first is not None and not found.first.behind
+    assert str(found).startswith("the runs part at relu in model")
+
+
 @pytest.mark.parametrize("is_first", [True, False])
 def test_runs_part_in_the_added_module_and_not_where_its_parameters_were_made(is_first: bool) -> None:
     def record_making(has_more: bool) -> modtrace.Recording:

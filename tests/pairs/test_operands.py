@@ -105,6 +105,29 @@ def test_what_an_op_is_given_otherwise_is_in_the_first_lines(name: str) -> None:
     assert "its inputs are equal" not in str(found)
 
 
+CASTS: dict[str, Compute] = {
+    "there and back": lambda _, y, x: y.half().float().exp(),
+    "behind a view": lambda _, y, x: y.bfloat16().view(-1).float().view(4, 8).exp(),
+}
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("name", CASTS)
+def test_cast_that_rounds_in_one_run_alone_is_where_they_part(name: str, is_first: bool) -> None:
+    x = torch.linspace(-1, 1, 32).reshape(4, 8)
+    nets = [Net(CASTS[name]), Net(lambda _, y, x: y.exp())]
+    found = modtrace.compare(*(nets if is_first else nets[::-1]), (x,))
+    assert name_op(found) == "_to_copy" and found.first is not None
+    assert found.first.only_in == ("first" if is_first else "second")
+    assert "its inputs are equal" in str(found)  # those of the cast
+
+
+def test_cast_that_rounds_nothing_is_not_accused_of_what_the_op_behind_it_does() -> None:
+    x = torch.linspace(-1, 1, 32).reshape(4, 8)
+    found = modtrace.compare(Net(lambda _, y, x: y.double().float() * 2), Net(lambda _, y, x: y * 3), (x,))
+    assert name_op(found) == "mul"
+
+
 @pytest.mark.parametrize("foreach", [False, True])
 @pytest.mark.parametrize(
     ("options", "argument"),

@@ -1,6 +1,7 @@
 """Finds what made a difference: an op of both recordings, or an op that only one of them has."""
 
 from collections import deque
+from collections.abc import Iterator
 from itertools import product
 from typing import NamedTuple
 
@@ -8,6 +9,7 @@ import numpy as np
 
 from ..tables.columns import Rows
 from ..tables.measured import read_measured
+from ..tables.op_rules import CASTS
 from ..tables.run import RunTables
 from .answer import FIRST, SECOND
 from .errors import find_errors
@@ -53,7 +55,9 @@ class Culprits:
         if own.op < 0:
             op, op_b = _find_unpaired_maker(a, pair, op), _find_unpaired_maker(b, pair, op_b)
         if op < 0:
-            return Culprit(op_b, SECOND, is_unpaired=True) if op_b >= 0 else own
+            if op_b < 0:
+                return self._find_cast(own, IS_MADE * float(self._pairs.ranking.noise[pair])) or own
+            return Culprit(op_b, SECOND, is_unpaired=True)
         if op_b >= 0:
             noise = IS_MADE * float(self._pairs.ranking.noise[pair])
             if (behind := self._find_behind_equal(own, noise)) is not None:
@@ -111,11 +115,44 @@ class Culprits:
                 return Culprit(ops_b[number_b - 1], SECOND, is_unpaired=True) if number_b else own
         return None
 
+    def _find_cast(self, own: Culprit, noise: float) -> Culprit | None:
+        """Returns the cast in front of a culprit by which only one run has rounded a tensor; None if there is none."""
+        partner = self._pairs.partner
+        if own.op < 0 or (op_b := int(partner[own.op])) < 0:
+            return None
+        for run, name, op in ((self._pairs.b, SECOND, op_b), (self._pairs.a, FIRST, own.op)):
+            is_of_both = partner if name == SECOND else np.flatnonzero(partner >= 0)
+            for cast, rows, rows_read in _find_casts(run, op):
+                if not np.isin(cast, is_of_both) and not _are_near(run, rows, run, rows_read, noise):
+                    return Culprit(cast, name, is_unpaired=True)
+        return None
+
     def _are_equal(self, rows: Rows, rows_b: Rows, noise: float) -> bool:
         """Returns whether rows of the first and of the second recording hold tensors that differ by noise at most."""
-        a = read_measured(self._pairs.a.tables.data, np.repeat(rows, len(rows_b)))
-        b = read_measured(self._pairs.b.tables.data, np.tile(rows_b, len(rows)))
-        return bool(((a.numel == b.numel) & (find_errors(a, b).error <= noise)).any())
+        return _are_near(self._pairs.a, rows, self._pairs.b, rows_b, noise)
+
+
+def _are_near(run: PairedRun, rows: Rows, other: PairedRun, others: Rows, noise: float) -> bool:
+    """Returns whether some tensor of `rows` differs by noise at most from one of `others` in the other recording."""
+    a = read_measured(run.tables.data, np.repeat(rows, len(others)))
+    b = read_measured(other.tables.data, np.tile(others, len(rows)))
+    return bool(((a.numel == b.numel) & (find_errors(a, b).error <= noise)).any())
+
+
+def _find_casts(run: PairedRun, op: int) -> Iterator[tuple[int, Rows, Rows]]:
+    """Yields the casts through which an op reads what other ops computed, in the order in which they ran.
+
+    With each come the rows of `values` of its output, and those of the tensor that was computed.
+    """
+    tables = run.tables
+    is_cast = tables.ops.are_named(CASTS)
+    for _, tensor in tables.flow.reads_of(op):
+        *walked, computed = tables.walk_views(tensor)
+        rows = tables.value_of_tensor[[computed]]
+        for made in reversed(walked):
+            cast, row = int(tables.flow.tensors.producer[made]), tables.value_of_tensor[[made]]
+            if is_cast[cast] and rows[0] >= 0 and row[0] >= 0:
+                yield cast, row, rows
 
 
 def _find_unpaired_maker(run: PairedRun, pair: int, through: int) -> int:

@@ -59,8 +59,21 @@ def _find_call_before(run: PairedRun, call: int) -> int:
 
 
 def _climb(run: PairedRun, place: int, paired: Set[ModuleName]) -> int:
-    """Returns the outermost of the modules from a place on outwards that have no partner; -1 if that at it has one."""
-    unpaired = -1
-    while place >= 0 and run.tables.names[place] not in paired:
+    """Returns the outermost of the modules from a place on outwards that have no partner; -1 if that at it has one.
+
+    A module around one that has a partner is a wrapper, and counts as if it had one, too.
+    """
+    unpaired, wrappers = -1, _find_around(run, paired)
+    while place >= 0 and place not in wrappers:
         unpaired, place = place, run.tables.places.places[place].parent
     return unpaired
+
+
+def _find_around(run: PairedRun, paired: Set[ModuleName]) -> Set[int]:
+    """Returns the places of modules that have a partner, and of all modules around them."""
+    around = set[int]()
+    for place, name in enumerate(run.tables.names):
+        while name in paired and place >= 0 and place not in around:
+            around.add(place)
+            place = run.tables.places.places[place].parent
+    return around
