@@ -570,6 +570,21 @@ def test_module_that_returns_what_it_is_given_has_made_nothing(end: Callable[...
         assert found.first is not None and found.first.op == "aten.mul.Tensor", str(found)
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+def test_module_that_returns_what_it_is_given_in_one_run_alone_is_where_they_part(is_first: bool) -> None:
+    def run(is_training: bool) -> modtrace.Recording:
+        torch.manual_seed(0)
+        drop = nn.Dropout(0.5).train(is_training)
+        model, x = nn.Sequential(nn.Linear(8, 8), drop, nn.LayerNorm(8), nn.Linear(8, 4)), torch.randn(16, 8)
+        with modtrace.record(model, ops=True, strict=True) as rec:
+            model(x).sum().backward()
+        return rec
+
+    found = modtrace.compare(run(is_first), run(not is_first))
+    assert found.first is not None and found.first.kind == "made", str(found)
+    assert (found.first.path, found.first.only_in) == ("1", "first" if is_first else "second")
+
+
 def test_what_was_not_followed_to_its_end_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = (record(Sums(add_up), "tensors") for add_up in (first_two, outer_two))
     assert modtrace.compare(one, other).ok

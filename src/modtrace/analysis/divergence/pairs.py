@@ -312,11 +312,14 @@ def _count_calls(tables: RunTables) -> Rows:
 def _may_be_blamed(runs: tuple[PairedRun, PairedRun], alignment: Alignment) -> Bools:
     """Returns which pairs may be blamed for a difference.
 
-    Outputs that a module only passes on may not be, nor those of optimizers that run other ops in the other run.
+    Outputs that a module only passes on may not be, unless it computes them in the other run by an op that is missing
+    here, nor those of optimizers that run other ops in the other run.
     """
     in_optimizer = PHASES.index(OPTIMIZER)
     unpaired = zip(runs, (alignment.missing.ops, alignment.extra.ops), strict=True)
     is_other = any((run.tables.ops.phase[ops.rows] == in_optimizer).any() for run, ops in unpaired)
     values, rows = runs[0].tables.values, runs[0].rows
     is_op = (values.op[rows] >= 0) & (values.phase[rows] == in_optimizer)
-    return np.asarray(~(is_op & is_other | runs[0].is_passed_on | runs[1].is_passed_on))
+    are_computed = [run.is_unpaired[np.maximum(run.maker, -1)] for run in runs]
+    is_passed_on = (runs[0].is_passed_on & ~are_computed[1]) | (runs[1].is_passed_on & ~are_computed[0])
+    return np.asarray(~(is_op & is_other | is_passed_on))
