@@ -141,3 +141,41 @@ def test_what_is_apart_by_more_than_noise_is_not_taken_for_equal_in_bfloat16() -
             net[3](y * torch.sigmoid(1.2 * y) if is_second else F.silu(y))
         runs.append(rec)
     assert not modtrace.compare(*runs, allow_missing=True).ok
+
+
+class Rotated(nn.Module):
+    """Keys that are normalised and rotated, by one formula or another; one of the two ways also keeps them."""
+
+    def __init__(self, is_second: bool, eps: float) -> None:
+        super().__init__()
+        self.k, self.out = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.is_second, self.eps = is_second, eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        k = self.k(x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps))
+        angle = torch.linspace(0, 3, 3 * WIDTH // 2).view(3, -1)
+        one, other = k.chunk(2, -1)
+        if self.is_second:
+            cos, sin = angle.cos(), angle.sin()
+            turned = torch.cat([one * cos - other * sin, other * cos + one * sin], -1)
+        else:
+            both = torch.cat([angle, angle], -1)
+            turned = k * both.cos() + torch.cat([-other, one], -1) * both.sin()
+            self.kept = torch.cat([turned, turned], -2)
+        return self.out(turned.tanh())
+
+
+@pytest.mark.parametrize("is_second", [False, True])
+def test_small_fault_is_not_hidden_by_a_part_in_another_way_behind_it(is_second: bool) -> None:
+    def run_small(is_second: bool, eps: float) -> modtrace.Recording:
+        torch.manual_seed(0)
+        net, x = Rotated(is_second, eps), torch.randn(4, 3, WIDTH)
+        capture = modtrace.Capture(roles="all", hash=True, sketch=True)
+        with modtrace.record(net, ops=True, values=capture, strict=True) as rec, torch.no_grad():
+            net(x)
+        return rec
+
+    first = run_small(is_second, 1e-6)
+    assert modtrace.compare(first, run_small(not is_second, 1e-6), allow_missing=True).ok
+    found = modtrace.compare(first, run_small(not is_second, 2e-6), allow_missing=True).first
+    assert found is not None and found.arguments == ("other 1e-06 against 2e-06",), str(found)

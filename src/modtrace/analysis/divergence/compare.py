@@ -48,11 +48,14 @@ from .names import explain_nothing, label, list_unmatched
 from .paired_run import records_ops
 from .pairs import ComparedPairs, compare_pairs
 from .rank_answers import merge_answers
-from .ranking import Ranking, choose_cancelling, choose_first, first_of_each, merge_rankings
+from .ranking import Ranking, choose_cancelling, choose_first, find_made_before, first_of_each, merge_rankings
 from .recomputes import MergedPairs, compare_recomputed, merge_pairs
 
 #: The largest number of places that are described in full, and of those whose relation is searched for.
 _DESCRIBED, _RELATED = 100, 10
+
+#: The largest number of earlier pairs whose arguments are compared, as where an optimizer updates all parameters.
+_MOST_BEFORE = 100
 
 #: The largest number of points in the growth chart.
 _CHARTED = 10_000
@@ -164,7 +167,7 @@ def _build_answer(
     merged = merge_pairs(parts)
     ranking = merge_rankings([part.ranking for part in parts], merged.order)
     details = [Details(part) for part in parts]
-    first, shown_by = _choose_first(ranking, merged)
+    first, shown_by = _choose_first(ranking, merged, details)
     verdicts, are_unexplained = excuse_backwards(merged, ranking.find_verdicts(first), first)
     chosen = _choose_places(merged, details, verdicts, first, are_unexplained)
 
@@ -219,10 +222,20 @@ def _list_unmatched(pairs: ComparedPairs, alignment: Alignment) -> Iterator[OneS
         yield list_unmatched(run.tables, of_run, resized, other_mesh=pairs.other_mesh)
 
 
-def _choose_first(ranking: Ranking, merged: MergedPairs) -> tuple[int | None, int | None]:
-    """Returns the pair at which the runs part, and the result that shows it if it does only as summands cancel."""
+def _choose_first(
+    ranking: Ranking, merged: MergedPairs, details: Sequence[Details]
+) -> tuple[int | None, int | None]:
+    """Returns the pair at which the runs part, and the result that shows it if it does only as summands cancel.
+
+    An op that reads equal tensors, was given other arguments and returns more than noise has made a difference, however
+    far apart the output of an op behind it is.
+    """
     first = choose_first(ranking)
     if first is not None:
+        for pair in find_made_before(ranking, first)[:_MOST_BEFORE].tolist():
+            part, position = merged.locate(pair)
+            if details[part].has_other_arguments(position):
+                return pair, None
         return first, None
     are_results = merged.collect([part.a.are_results for part in merged.parts])
     return choose_cancelling(ranking, are_results) or (None, None)

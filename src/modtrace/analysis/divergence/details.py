@@ -38,6 +38,10 @@ class Details:
         self.culprits = Culprits(pairs)
         self._operands = Operands(pairs)
 
+    def has_other_arguments(self, pair: int) -> bool:
+        """Returns whether arguments of the ops of a pair that are no tensors differ."""
+        return not self.culprits.find(pair).is_unpaired and bool(self._operands.find_arguments(pair))
+
     def describe(self, pair: int, verdict: str, *, with_relation: bool = True) -> Divergence:
         """Returns the description of one pair, with the relation of its tensors if that is wanted."""
         pairs, row = self._pairs, int(self._a.rows[pair])

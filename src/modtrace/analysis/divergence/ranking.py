@@ -162,6 +162,12 @@ def choose_first(ranking: Ranking) -> int | None:
     return int(rows[is_made | (scores >= np.sqrt(scores.max()))][0])
 
 
+def find_made_before(ranking: Ranking, first: int) -> Rows:
+    """Returns the pairs before one that differ by more than noise, although all that they come of is equal."""
+    is_made = ranking.is_beyond & ranking.is_known & (ranking.input_error == 0) & ~ranking.is_source
+    return np.flatnonzero(is_made[:first])
+
+
 def choose_cancelling(ranking: Ranking, are_results: Bools) -> tuple[int, int] | None:
     """Returns the first pair with unequal bits and equal inputs, and the result of the model that shows it enlarged.
 
