@@ -163,6 +163,31 @@ def test_a_wrapper_around_modules_of_both_runs_is_no_added_module() -> None:
     assert str(found).startswith("the runs part at relu in model")
 
 
+def divide_by_rms(x: Tensor) -> Tensor:
+    return x / (x.norm(dim=-1, keepdim=True) / 8**0.5)
+
+
+class Squashed(nn.Module):
+    """Normalises by a module or in a line, and then squashes by one op or another."""
+
+    def __init__(self, is_port: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 4)
+        self.norm: Callable[[Tensor], Tensor] = divide_by_rms if is_port else Scaled()
+        self.squash: Callable[[Tensor], Tensor] = torch.erf if is_port else torch.tanh
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.squash(self.norm(self.a(x))))
+
+
+def test_an_op_of_one_run_alone_is_not_said_to_be_inside_of_a_module_in_front_of_it() -> None:
+    x = torch.linspace(-2, 2, 24).reshape(3, 8)
+    found = modtrace.compare(Squashed(False), Squashed(True), (x,))
+    assert found.first is not None and found.first.path == ""
+    assert " there the runs part" not in str(found)
+
+
 @pytest.mark.parametrize("is_first", [True, False])
 def test_runs_part_in_the_added_module_and_not_where_its_parameters_were_made(is_first: bool) -> None:
     def record_making(has_more: bool) -> modtrace.Recording:

@@ -200,8 +200,15 @@ def _introduce_unpaired(first: Divergence) -> Iterator[Text]:
     elif first.only_in is None:
         where = "behind it "
     else:  # the op has no partner either
-        where = "there " if first.only_in in {unpaired.only_in for unpaired in first.behind} else ""
+        own = [unpaired.name for unpaired in first.behind if unpaired.only_in == first.only_in]
+        where = "".join("there " if _is_inside(first, name) else "behind it " for name in own)
     yield Text(f"; {where}", "bold")
+
+
+def _is_inside(first: Divergence, name: str) -> bool:
+    """Returns whether the runs part inside of a module, with the name of an `UnpairedModule`."""
+    path = name.rpartition(" (")[0]
+    return f"{first.path or first.root}.".startswith(f"{path}.")
 
 
 def _describe_reshaped(found: Comparison) -> Iterator[Text]:
