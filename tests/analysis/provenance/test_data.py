@@ -93,6 +93,24 @@ def test_nan_in_a_batch_is_told_as_the_argument_that_holds_it(how: str) -> None:
     assert found.chain[-4:] == ("addmm in 0", "relu in 1", "addmm in 2", "sub (outside of modules)")
 
 
+def test_input_computed_from_what_an_op_made_in_an_earlier_step_is_told_with_that_op() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+    with modtrace.record(model, ops=True, strict=True) as rec:
+        table = (1 - torch.linspace(0, 1.1, 12)).sqrt()
+        for at in (3, 7, 11):
+            x = torch.ones(4, 8) * table[torch.tensor([0, 1, at, 2])].view(-1, 1)
+            model(x).square().mean().backward()
+            model.zero_grad()
+    found = rec.first_nonfinite()
+    assert found is not None
+    assert (found.source, found.step) == ("[0] of Sequential", 2)
+    assert found.hint == (
+        "sqrt (outside of modules) made it in step 0; the program computed this input from it"
+    )
+    assert found.remedy == "look at what that op read"
+
+
 def test_nan_in_targets_is_told_as_a_tensor_of_the_program() -> None:
     rec, where = train([(torch.randn(4, 8), with_nan(2)[start : start + 4]) for start in STARTS], ops=True)
     found = rec.first_nonfinite()

@@ -372,6 +372,15 @@ def test_infinity_that_the_program_writes_into_rows_is_no_overflow() -> None:
     assert (found.kind, found.op, found.cause) == ("producer", "aten.fill_.Tensor", "constant infinity")
 
 
+def test_infinity_that_the_program_writes_into_one_element_is_told_as_a_constant() -> None:
+    net = nn.Linear(4, 4)
+    with modtrace.record(net, ops=True, strict=True) as rec:
+        with torch.no_grad():
+            net.bias[2] = -math.inf
+        net(torch.ones(2, 4)).square().mean().backward()
+    assert first_in(rec).cause == "constant infinity"
+
+
 @pytest.mark.parametrize("absorb", [torch.tanh, torch.sigmoid], ids=["tanh", "sigmoid"])
 def test_op_whose_infinities_were_absorbed_is_not_blamed_for_the_loss(absorb: Function) -> None:
     """The derivative of a power overflows by itself, and another op's NaN has reached the loss."""

@@ -51,7 +51,10 @@ class _Answer:
         step, event = self._step, self._event
         phase, forward = int(step.ops.phase[event.op]), str(self._forward["name"]) if self._forward else None
         inputs = [ReadTensor(slot, tensor, self._counts(tensor)) for slot, tensor in step.reads[event.op]]
-        cause = find_cause(self._trace, event, inputs, forward) if event.kind == PRODUCER else None
+        # A single number that is lifted stands in the program, as in `x[3] = -inf`.
+        is_written = event.is_meant and step.bare_names[event.op] == "lift_fresh" and event.counts.numel == 1
+        is_explained = event.kind == PRODUCER or is_written
+        cause = find_cause(self._trace, event, inputs, forward) if is_explained else None
         site = step.sites[event.tensor]
         is_made = event.kind != SOURCE
         lines = [row["source"] for row in (self._find_op(event.op), self._forward) if row]
@@ -84,7 +87,10 @@ class _Answer:
             # The tensor was measured before the values were written into it.
             counts = event.counts._replace(numel=numel, first_index=None)
         hint = "the program gave them to the model"
-        if event.kind != SOURCE and step.bare_names[event.op] != "set":  # `set` comes from a worker
+        made = self._find_maker(event.tensor) if event.kind == SOURCE and event.tensor != given else None
+        if made:
+            hint = f"{made}; the program computed this input from it"
+        elif event.kind != SOURCE and step.bare_names[event.op] != "set":  # `set` comes from a worker
             hint += f"; {step.describe_op(event.op)} wrote them"
         return self._build_held(
             next(iter(readers), event.op),  # if no op reads `given` itself, one reads a view of it
@@ -93,7 +99,7 @@ class _Answer:
             slot=argument.slot,
             source=f"{argument.slot} of {step.calls.name(int(step.calls.where[argument.call])).name}",
             hint=hint,
-            remedy="look at the data of this step",
+            remedy="look at what that op read" if made else "look at the data of this step",
         )
 
     def build_loaded(self, loaded: int) -> NonFinite:
@@ -199,18 +205,24 @@ class _Answer:
         """
         writer, site = self._find_writer(tensor), self._step.sites[tensor]
         is_of_optimizer = writer is not None and writer["phase"] == OPTIMIZER
-        if not is_of_optimizer and (site is None or site.role not in MODEL_STATE):
-            maker = self._makers.find(int(self._step.tensors.tensor_id[tensor]), self._step.number)
-            if maker is not None:
-                made_in, op = maker.trace.step, maker.event.op
-                phase, row = int(made_in.ops.phase[op]), made_in.run.find_op(int(made_in.ops.op_id[op]))
-                when = f", {PHASES[phase]}" if phase >= 0 else ""
-                line = f" at {row['source']}" if row and row["source"] else ""
-                return f"{made_in.describe_op(op)} made it in step {made_in.number}{when}{line}"
+        may_be_told = not is_of_optimizer and (site is None or site.role not in MODEL_STATE)
+        if may_be_told and (made := self._find_maker(tensor)) is not None:
+            return made
         if writer is None:
             return None
         phase_text = f", {writer['phase']}" if writer["phase"] else ""
         return f"{forms_of_op(writer['name'])[-1]} wrote it in step {writer['step']}{phase_text}"
+
+    def _find_maker(self, tensor: int) -> str | None:
+        """Returns which op made the values of a tensor in an earlier step; None if that is not known."""
+        maker = self._makers.find(int(self._step.tensors.tensor_id[tensor]), self._step.number)
+        if maker is None:
+            return None
+        made_in, op = maker.trace.step, maker.event.op
+        phase, row = int(made_in.ops.phase[op]), made_in.run.find_op(int(made_in.ops.op_id[op]))
+        when = f", {PHASES[phase]}" if phase >= 0 else ""
+        line = f" at {row['source']}" if row and row["source"] else ""
+        return f"{made_in.describe_op(op)} made it in step {made_in.number}{when}{line}"
 
     def _find_writer(self, tensor: int) -> Mapping[str, Any] | None:
         """Returns the op that wrote a tensor, in any step, as a row of `ops`."""
