@@ -25,6 +25,8 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    # pytest rewrites the asserts of all that is installed with a plugin, such as modtrace: it takes ten seconds.
+    getattr(config.pluginmanager.rewrite_hook, "_must_rewrite", set()).discard("modtrace")
     if config.getoption("--update-golden"):
         golden.is_updating = True
     if config.getoption("--on-sim"):
