@@ -74,20 +74,19 @@ NEEDS = {
 DIFFERENT = {*NEEDS, "doctor --json", "written"}
 
 
-def found_pythons() -> dict[str, str]:
-    """The interpreters of each version that modtrace runs on: of PATH, and of pyenv."""
+def found_pythons() -> dict[str, list[str]]:
+    """The interpreters of each version that modtrace runs on: this one, of PATH, and of pyenv."""
     folders = [Path(each) for each in os.environ.get("PATH", "").split(os.pathsep)]
     folders += (Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser() / "versions").glob("*/bin")
-    names = [each for folder in folders for each in sorted(folder.glob("python3.*"))]
-    found = {f"{sys.version_info[0]}.{sys.version_info[1]}": sys.executable}
-    for path in names:
+    found = {f"{sys.version_info[0]}.{sys.version_info[1]}": [sys.executable]}
+    for path in (each for folder in folders for each in sorted(folder.glob("python3.*"))):
         version = path.name.removeprefix("python")
-        if re.fullmatch(r"3\.\d\d", version) and version not in found and _runs(path):
-            found[version] = str(path)
+        if re.fullmatch(r"3\.\d\d", version):
+            found.setdefault(version, []).append(str(path))
     return dict(sorted(found.items(), key=lambda each: int(each[0][2:])))
 
 
-def _runs(path: Path) -> bool:
+def _runs(path: str) -> bool:
     """A shim of pyenv may stand for an interpreter that is not chosen."""
     with contextlib.suppress(OSError):
         return subprocess.run([path, "-c", "import venv"], capture_output=True, check=False).returncode == 0
@@ -208,16 +207,19 @@ def test_full_install_answers_every_question(full_answers: dict[str, str]) -> No
 
 
 @pytest.mark.parametrize("resolution", ["lowest", "highest"])
-@pytest.mark.parametrize(("version", "python"), found_pythons().items(), ids=found_pythons())
+@pytest.mark.parametrize(("version", "pythons"), found_pythons().items(), ids=found_pythons())
 def test_plain_install_answers_as_a_full_one(
     version: str,
-    python: str,
+    pythons: list[str],
     resolution: str,
     wheel: Path,
     recording: Path,
     full_answers: dict[str, str],
     tmp_path: Path,
 ) -> None:
+    python = next(filter(_runs, pythons), None)
+    if python is None:
+        pytest.skip(f"no interpreter of Python {version} runs here")
     folder = environment_of(version, python, resolution)
     run_uv("pip", "install", "--python", folder, "--no-deps", "--reinstall", wheel)
     programs = folder / ("Scripts" if os.name == "nt" else "bin")
