@@ -109,7 +109,7 @@ def test_two_steps_of_one_recording_are_aligned() -> None:
 
 def test_memory_is_in_proportion_to_calls_and_not_to_calls_times_names_of_ops() -> None:
     build, net, outer = begin_net(10**7, 10**6, nth=0)
-    count = 1500
+    count = 1000
     for number in range(count):
         module = build.module(f"layer{number}", "Linear", parent=net)
         forward = build.call(module, 100 * number, 100 * number + 90, parent=outer, nth=0)

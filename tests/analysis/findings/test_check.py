@@ -143,7 +143,7 @@ def test_answers_on_twice_the_modules_take_at_most_twice_the_lines(answer: str, 
         return count_lines(asked[answer])
 
     lines(2)  # imports and caches
-    assert lines(160) < 2 * lines(80)
+    assert lines(64) < 2 * lines(32)
 
 
 def test_checks_of_twice_the_modules_run_at_most_about_twice_the_lines() -> None:

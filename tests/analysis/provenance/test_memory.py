@@ -179,7 +179,7 @@ def test_search_grows_with_the_number_of_writes_and_no_faster(
         return count_lines(lambda: asks(rec.data) if asks is find_first else next(find_all(rec.data), None))
 
     count(8)  # imports, and what is read once
-    small, large = count(150), count(300)
+    small, large = count(60), count(120)
     assert large < 2.5 * small, (small, large)
 
 
@@ -200,5 +200,5 @@ def test_finite_ops_before_the_first_bad_one_take_a_line_each_and_no_more() -> N
         return count_lines(lambda: next(find_all(rec.data)))
 
     count(8)
-    small, large = count(300), count(600)
-    assert large - small <= 3 * 300  # in which the names of the ops are listed
+    small, large = count(60), count(120)
+    assert large - small <= 3 * 60  # in which the names of the ops are listed
