@@ -53,7 +53,6 @@ LEFT_OUT = [
             "test_captures_bit_identity.py",
             "test_cases_memory.py",
             "test_mode_sees_nothing_of_recorded_ops_in",
-            "test_recording_ops_changes_no_bit_of",
             "test_nothing_of_recorded_ops_is_left_when_the_recording_is_gone",
             "test_memory_of_ours_grows_by_less_than_a_step_takes",
             "test_stash_inside.py",

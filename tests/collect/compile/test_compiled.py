@@ -308,7 +308,19 @@ def plain_outcome(run: Callable[[], Any]) -> Outcome:
     return outcome(run())
 
 
-@pytest.mark.parametrize("run", RUNS, ids=[each.__name__.replace("_", " ") for each in RUNS])
+#: Some of each kind, for the usual tests.
+SAMPLE = {graph_breaks, a_checkpoint_inside, whole_training_step, compiled_autograd, export, jit_tracing}
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        pytest.param(
+            each, id=each.__name__.replace("_", " "), marks=[] if each in SAMPLE else pytest.mark.long
+        )
+        for each in RUNS
+    ],
+)
 def test_recording_changes_nothing_of(run):
     plain = plain_outcome(run)
     start_over()

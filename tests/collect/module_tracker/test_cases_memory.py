@@ -131,7 +131,7 @@ def test_hundreds_of_steps_hold_nothing_more(make_step, model, hooked, scoped):
             tracker.register_user_hooks(*[lambda *_: None] * 4)
         tracemalloc.start()
         try:
-            for repeats in (70, 100, 100):
+            for repeats in (70, 70, 70):
                 for _ in range(repeats):
                     step(tracker)
                 counts.append(held())

@@ -143,7 +143,7 @@ def no_clock(monkeypatch):
 
 
 @pytest.mark.parametrize("options", [{"values": None}, {}], ids=["without values", "with values"])
-@pytest.mark.parametrize("seed", range(20 * FUZZ))
+@pytest.mark.parametrize("seed", range(10 * FUZZ))
 def test_random_programs_have_the_same_rows(seed, options, monkeypatch):
     found = recorded(lambda: random_program(seed), **options)
     with seen_by_python(monkeypatch):

@@ -410,18 +410,13 @@ RUNS = [
     lazy_layers, sparse_gradients, nested_tensors, forwards_that_wait, distributed_data_parallel, fully_sharded,
 ]  # fmt: skip
 
-ALL_RUNS = pytest.mark.parametrize("run", RUNS, ids=[run.__name__.replace("_", " ") for run in RUNS])
 pytestmark = pytest.mark.filterwarnings("ignore:(?!.*modtrace)")  # of torch's own features
 
 
-@ALL_RUNS
-def test_recording_changes_no_bit_of(run):
-    assert_untouched(run, backward_times=True)
-
-
-@ALL_RUNS
-def test_recording_ops_changes_no_bit_of(run):
-    recording = assert_untouched(run, ops=True)
+@pytest.mark.parametrize("run", RUNS, ids=[run.__name__.replace("_", " ") for run in RUNS])
+def test_recording_ops_and_backward_times_changes_no_bit_of(run):
+    """Without ops, these and others run in tests/collect/values/test_captures_bit_identity.py."""
+    recording = assert_untouched(run, ops=True, backward_times=True)
     assert len(recording.table("ops")) > 0
 
 

@@ -434,10 +434,8 @@ WARNINGS_OF_TORCH = pytest.mark.filterwarnings("ignore:(?!.*modtrace)")  # about
 @OVER_RUNS
 @WARNINGS_OF_TORCH
 def test_measuring_changes_no_bit_of(run, tmp_path):
-    in_memory = assert_untouched(run)
-    assert in_memory.table("values").num_rows > 0
-    on_disk = assert_untouched(run, to=tmp_path / "run.modtrace", backward_times=True)
-    assert on_disk.table("values").num_rows == in_memory.table("values").num_rows
+    rec = assert_untouched(run, to=tmp_path / "run.modtrace", backward_times=True)
+    assert rec.table("values").num_rows > 0
 
 
 # The rows of those runs.
