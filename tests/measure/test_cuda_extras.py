@@ -103,9 +103,10 @@ def check_sketch(found: np.ndarray, numbers: np.ndarray) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_results_are_those_of_main_memory(cuda_device, dtype):
     extras, launches = new_extras(), 0
-    for size in SIZES:
-        for tensor in numbers_of(dtype, size):
-            for start in (0, 1):  # aligned to a vector, and not
+    for number, size in enumerate(SIZES):
+        for other, tensor in enumerate(numbers_of(dtype, size)):
+            # Aligned to a vector, and not; of large ones, which take long, one or the other.
+            for start in (0, 1) if size < 10_000 else ((number + other) % 2,):
                 check(measured(extras, tensor[start:]), tensor[start:])
                 launches += 2
     assert cuda_device.launches == launches

@@ -113,9 +113,10 @@ def check(row: np.ndarray, tensor: torch.Tensor) -> None:
 def test_statistics_are_those_of_float64(fake, dtype):
     kernels = fake.kernels()
     launches = 0
-    for size in SIZES:
-        for tensor in numbers_of(dtype, size):
-            for start in (0, 1):  # aligned to a vector, and not
+    for number, size in enumerate(SIZES):
+        for other, tensor in enumerate(numbers_of(dtype, size)):
+            # Aligned to a vector, and not; of large ones, which take long, one or the other.
+            for start in (0, 1) if size < 10_000 else ((number + other) % 2,):
                 row = row_of(kernels, tensor[start:])
                 check(row, tensor[start:])
                 (again,) = rows_by_launcher(kernels, [tensor[start:]])
