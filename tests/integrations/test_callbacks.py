@@ -66,7 +66,6 @@ FOUR = [("train", 1), ("train", 2), ("train", 3), ("train", 4)]
 EVALUATED = [*FOUR[:2], ("eval", 2), ("eval", 2), *FOUR[2:], ("eval", 4), ("eval", 4)]
 CASES = {
     "plain": (Case(), FOUR),
-    "accumulation": (Case(accumulate=2), FOUR),
     "evaluation": (Case(evaluate=True, accumulate=2), EVALUATED),
     "resumed": (Case(resume=True), FOUR[2:]),
 }
