@@ -3,7 +3,7 @@
 import pytest
 
 import modtrace
-from helpers.all_pairs import HEALTHY, TABLE, USUAL, compare, first_of, second_of
+from helpers.all_pairs import HEALTHY, PORTS, TABLE, USUAL, compare, first_of, second_of
 from modtrace.analysis.alignment.align import align_tables, read_both
 from modtrace.recording.role import PARAMETER
 
@@ -14,8 +14,18 @@ pytest.importorskip("transformers")
 SELDOM = ("BERT in another order", "Llama in another order", "ViT in another order", "Gemma")
 
 
+#: The port of each way of writing a model anew that stands for the others in `make test`.
+FIRST = ("GPT-2", "ResNet in another order", "training script")
+
+
+def marks_of(name: str, is_seldom: bool) -> list[pytest.MarkDecorator]:
+    port = name.partition(",")[0]
+    is_long = port in PORTS and port not in FIRST
+    return [*([pytest.mark.soak] if is_seldom else []), *([pytest.mark.long] if is_long else [])]
+
+
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.soak] if name in SELDOM else []) for name in HEALTHY]
+    "name", [pytest.param(name, marks=marks_of(name, name in SELDOM)) for name in HEALTHY]
 )
 def test_nothing_is_above_the_noise_without_a_fault(name: str) -> None:
     found = compare(HEALTHY[name], is_planted=False)
@@ -31,7 +41,7 @@ def test_nothing_is_above_the_noise_without_a_fault(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in USUAL else pytest.mark.soak) for name in TABLE]
+    "name", [pytest.param(name, marks=marks_of(name, name not in USUAL)) for name in TABLE]
 )
 def test_planted_fault_stands_first(name: str) -> None:
     found, truth = compare(name, is_planted=True), TABLE[name].truth
@@ -44,7 +54,7 @@ def test_planted_fault_stands_first(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.soak] if name in SELDOM else []) for name in HEALTHY]
+    "name", [pytest.param(name, marks=marks_of(name, name in SELDOM)) for name in HEALTHY]
 )
 def test_automatic_rules_pair_no_parameters_of_other_shapes(name: str) -> None:
     one, other, steps = read_both(first_of(HEALTHY[name]), second_of(HEALTHY[name], is_planted=False))
