@@ -211,9 +211,8 @@ class CallOrder:
         """Returns those of the rows `rows` that are inside no other of their group; groups have numbers from 0."""
         order = np.lexsort((self.number[rows], group))
         rows = rows[order]
-        before = group[order] * len(
-            self.number
-        )  # no call of a group has a number below those of groups before it
+        # The numbers of a group's calls are above those of all groups before it.
+        before = group[order] * len(self.number)
         reached = np.maximum.accumulate(self.last[rows] + before)
         is_outer = np.ones(len(rows), bool)
         is_outer[1:] = (self.number[rows] + before)[1:] > reached[:-1]
