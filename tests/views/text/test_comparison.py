@@ -166,6 +166,10 @@ def test_rules_that_are_not_printed_are_counted() -> None:
     lines = render_comparison(replace(FOUND, proposed=rules), width=80, top=10).splitlines()
     at = lines.index("  h.9=blocks.9")
     assert lines[at + 1] == "  … and 2 more"
+    lines = render_comparison(replace(FOUND, rules=rules), width=80, top=10).splitlines()
+    at = lines.index("names:")
+    assert lines[at + 1] == "  h.0=blocks.0" and lines[at + 11] == "  … and 2 more"
+    assert "names: h.0=blocks.0, h.1=blocks.1" in render_comparison(replace(FOUND, rules=rules[:2]))
 
 
 def test_runs_that_differ_by_noise_agree() -> None:

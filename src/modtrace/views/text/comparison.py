@@ -2,7 +2,7 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 
 from ...analysis.divergence.answer import (
@@ -29,6 +29,9 @@ _LISTED = 10
 
 #: The number of reasons why tensors were not compared.
 _REASONS = 3
+
+#: The largest number of used rules that share a line.
+_RULES_IN_A_LINE = 4
 
 #: How a line on unequal seeds begins among those on the environments.
 _SEEDS = "seed"
@@ -57,7 +60,7 @@ def render_comparison(
     head = [
         *_describe_answer(found),
         *([Text(found.noise_text, "dim")] if found.within or found.beyond or found.absorbed else []),
-        *([Text(f"names: {', '.join(found.rules)}", "dim")] if found.rules else []),
+        *(Text(line, "dim") for line in _list_used_rules(found.rules, top)),
         *_describe_environments(found),
         *(Text(f"! {mark}", "yellow") for mark in found.marks),
     ]
@@ -305,9 +308,22 @@ def _list_unmatched(found: Comparison, top: int) -> Iterator[Text]:
                     break
     if found.proposed:
         yield Text('try map="auto" (--map auto), which stands for these rules, or give your own:')
-        yield from (Text(f"  {rule}") for rule in found.proposed[:top])
-        if len(found.proposed) > top:
-            yield Text(f"  … and {len(found.proposed) - top} more")
+        yield from map(Text, _list_rules(found.proposed, top))
+
+
+def _list_used_rules(rules: Sequence[str], top: int) -> Iterator[str]:
+    """Yields the rules by which modules were paired: a few in a line, many in a line each."""
+    if 0 < len(rules) <= _RULES_IN_A_LINE:
+        yield f"names: {', '.join(rules)}"
+    elif rules:
+        yield "names:"
+        yield from _list_rules(rules, top)
+
+
+def _list_rules(rules: Sequence[str], top: int) -> Iterator[str]:
+    yield from (f"  {rule}" for rule in rules[:top])
+    if len(rules) > top:
+        yield f"  … and {len(rules) - top} more"
 
 
 def _name_one(named: Named) -> str:
