@@ -1,5 +1,7 @@
 """Steps are found in ordinary loops without `rec.step()`: their number, their kinds, and what ran in each."""
 
+import threading
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -95,6 +97,65 @@ def test_where_the_gradients_are_cleared_makes_no_difference(record, cleared):
             if cleared == "after step":
                 optimizer.zero_grad()
     assert ran(rec) == [("train", "Net")] * 3
+
+
+def test_a_step_that_zero_grad_divides_ends_before_the_forward_that_moves_to_the_next(record):
+    net = Net()
+    with record(ops=True) as rec:
+        for _ in range(3):
+            loss = net(batch()).sum()
+            net.zero_grad()
+            loss.backward()
+    assert ran(rec) == [("train", "Net")] * 3
+    steps = rec.table("steps").to_pandas().sort_values("step")
+    assert (steps.end_ns[:-1].to_numpy() <= steps.start_ns[1:].to_numpy()).all()
+
+
+def test_gradients_that_another_thread_may_write_are_not_taken_as_cleared(record):
+    """A thread that has called a backward and lives keeps gradients from being read, and nothing clears them here."""
+    net, is_asked = Net(), [threading.Event() for _ in range(2)]
+
+    def train_once():
+        net(batch()).sum().backward()
+        is_asked[0].set()
+        is_asked[1].wait()
+
+    thread = threading.Thread(target=train_once)
+    with record() as rec:
+        thread.start()
+        is_asked[0].wait()
+        for _ in range(2):
+            net(batch()).sum().backward()
+        is_asked[1].set()
+        thread.join()
+    assert ran(rec) == [("train", "Net Net Net")]
+
+
+def test_a_call_that_runs_while_its_step_is_divided_ends_in_the_next_step(record):
+    """The forward of one thread is still running when the backward of another one divides the step."""
+
+    class Waits(Net):
+        def forward(self, x):
+            y = self.layer(x)
+            if threading.current_thread() is thread:
+                has_begun.set()
+                may_end.wait()
+            return y
+
+    net, has_begun, may_end = Waits(), threading.Event(), threading.Event()
+    thread = threading.Thread(target=lambda: net(batch()))
+    with record() as rec:
+        net(batch()).sum().backward()
+        loss = net(batch()).sum()
+        thread.start()
+        has_begun.wait()
+        net.zero_grad()
+        loss.backward()
+        may_end.set()
+        thread.join()
+    assert ran(rec) == [("train", "Waits"), ("train", "Waits Waits")]
+    steps = rec.table("steps").to_pylist()
+    assert steps[0]["end_ns"] <= steps[1]["start_ns"]
 
 
 @pytest.mark.parametrize("to_none", [True, False])

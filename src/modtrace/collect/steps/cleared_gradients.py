@@ -60,8 +60,11 @@ def is_zero(grad: torch.Tensor) -> bool:
     return form is not None and extent is not None and not array_over(extent, form).any()
 
 
-def evidence_of(roots: Iterable["weakref.ref[Any] | None"]) -> list[GradientEvidence]:
-    """Returns, for each root, its first parameter that has a gradient. Roots without one are left out."""
+def evidence_of(roots: Iterable["weakref.ref[Any] | None"]) -> list[GradientEvidence] | None:
+    """Returns, for each root, its first parameter that has a gradient; None if gradients cannot be read now.
+
+    Roots without a gradient are left out.
+    """
     found = []
     with DisableTorchFunction():
         for root in {id(root): root for root in roots}.values():  # by `id`, as a dead reference has no hash
@@ -69,7 +72,7 @@ def evidence_of(roots: Iterable["weakref.ref[Any] | None"]) -> list[GradientEvid
             evidence = None if module is None else _evidence_below(module)
             if evidence is not None:
                 found.append(evidence)
-    return found
+        return found if read_gradients(()) is not None else None
 
 
 def _evidence_below(root: nn.Module) -> GradientEvidence | None:

@@ -33,7 +33,9 @@ class Step:
     goes_on: bool = False  # whether a gradient was taken with a graph (a penalty), so that more follows
     accumulated: bool = False  # whether a backward() has added to gradients
     stepped: bool = False  # whether an optimizer has stepped
-    evidence: list[GradientEvidence] = field(default_factory=list)
+    evidence: list[GradientEvidence] | None = field(
+        default_factory=list
+    )  # None if gradients could not be read
     values: list[Any] = field(default_factory=list)  # values measured outside of segments
     ops: list[Any] = field(default_factory=list)  # batches of ops
     saved: list[Any] = field(default_factory=list)  # memory that autograd saved for its backwards
@@ -94,7 +96,7 @@ class Step:
 
     def gradients_cleared(self) -> bool:
         """Returns whether the gradients that the step's backwards left are gone or zero again."""
-        return all(evidence.is_cleared() for evidence in self.evidence)
+        return self.evidence is not None and all(evidence.is_cleared() for evidence in self.evidence)
 
     def is_running(self) -> bool:
         """Returns whether a call in the step still runs on any thread."""
@@ -104,10 +106,17 @@ class Step:
         """Returns whether a graph made in the step lives, so that a later backward may still reach it."""
         return not self.settled and any(segment.has_graph() for segment in self.segments)
 
-    def move_ops(self, new: "Step") -> None:
-        """Moves the ops that ran since a new step began to that step."""
-        new.ops += [batch for batch in self.ops if batch.start_ns >= new.start_ns]
+    def move_end(self, at: int, new: "Step") -> None:
+        """Moves the calls from an index on, and the ops since the first of them, to the step that begins with it."""
+        self.segments, new.segments = self.segments[:at], self.segments[at:]
+        new.start_ns = int(new.segments[0].times[0])
+        new.ops = [batch for batch in self.ops if batch.start_ns >= new.start_ns]
         self.ops = [batch for batch in self.ops if batch.start_ns < new.start_ns]
+        self.end_ns = max(self.start_ns, self.worked_ns, *self._ends())
+        new.end_ns = max(new.start_ns, *new._ends())
+
+    def _ends(self) -> Iterator[int]:
+        return (int(segment.times[-1]) for segment in self.segments if segment.is_closed)
 
     def append(self, step: "Step") -> None:
         """Takes over everything that ran in a later step."""
@@ -127,7 +136,10 @@ class Step:
         self.add_uncleared(step.uncleared)
         self.asked_for = max(self.asked_for, step.asked_for)
         self.worked_ns = max(self.worked_ns, step.worked_ns)
-        self.evidence += step.evidence
+        if self.evidence is None or step.evidence is None:
+            self.evidence = None
+        else:
+            self.evidence += step.evidence
         self.values += step.values
         self.ops += step.ops
         self.saved += step.saved

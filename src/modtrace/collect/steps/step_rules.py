@@ -309,13 +309,9 @@ class StepFinder:
     def _take_data(self, last: Step, step: Step, root: Segment) -> None:
         """Moves the calls that prepared a root's data from the end of the preceding step to the root's step."""
         at = find_data_calls(last.segments, last.worked_ns, root)
-        moved, last.segments = last.segments[at:], last.segments[:at]
-        if not moved:
+        if at == len(last.segments):
             return
-        step.segments += moved
-        step.start_ns = int(moved[0].times[0])
-        last.move_ops(step)
-        last.end_ns = min(last.end_ns, step.start_ns)
+        last.move_end(at, step)
         if not last.segments and not last.entered and self._pending[-2:] == [last, step]:
             self._close(last, settled=True)
             self._pending.remove(last)  # the root's step gets the number of their step
@@ -356,6 +352,7 @@ class StepFinder:
         later = [step for step in later[later.index(first) + 1 :] if step is not self._eval]
         for step in later:
             self._pending.remove(step)
+            self._follow(step.segments, first)
             first.append(step)
         if self.training is None or self.training in later:
             self.training = first
@@ -363,20 +360,19 @@ class StepFinder:
 
     def _split(self, step: Step, restart: int) -> None:
         """Ends a step before one of its segments, because `zero_grad()` came between forward and backward."""
-        moved = step.segments[restart:]
-        step.segments = step.segments[:restart]
         step.restart = None
-        start_ns = int(moved[0].times[0])
         self._close(step, settled=True)
-        new = self._open(True, start_ns)
-        new.segments = moved
+        new = self._open(True, int(step.segments[restart].times[0]))
         new.asked_for = max(step.asked_for - 1, 0)
-        step.move_ops(new)
-        for segment in moved:
+        step.move_end(restart, new)
+        self._follow(new.segments, new)
+        for segment in new.segments:
             new.entered.add(segment.named.module_id)
             new.add_root(segment)
-            if segment.last_seq is not None:
-                new.touch(int(segment.times[-1]))
+
+    def _follow(self, moved: Sequence[Segment], step: Step) -> None:
+        """Assigns those of the calls that still run to the step to which they have moved."""
+        self._running.update((segment, step) for segment in moved if segment in self._running)
 
 
 def _is_related(module: Any, roots: Sequence[Any]) -> bool:
