@@ -111,24 +111,29 @@ def test_a_step_that_zero_grad_divides_ends_before_the_forward_that_moves_to_the
     assert (steps.end_ns[:-1].to_numpy() <= steps.start_ns[1:].to_numpy()).all()
 
 
-def test_gradients_that_another_thread_may_write_are_not_taken_as_cleared(record):
-    """A thread that has called a backward and lives keeps gradients from being read, and nothing clears them here."""
-    net, is_asked = Net(), [threading.Event() for _ in range(2)]
+def test_micro_batches_are_one_step_while_another_thread_may_write_gradients(record):
+    """A thread that has called a backward and lives keeps gradients from being read."""
+    net, optimizer = net_and_optimizer()
+    has_ended, may_end = threading.Event(), threading.Event()
 
     def train_once():
-        net(batch()).sum().backward()
-        is_asked[0].set()
-        is_asked[1].wait()
+        Net()(batch()).sum().backward()
+        has_ended.set()
+        may_end.wait()
 
     thread = threading.Thread(target=train_once)
     with record() as rec:
         thread.start()
-        is_asked[0].wait()
+        has_ended.wait()
+        train_step(net, optimizer, batch())
         for _ in range(2):
-            net(batch()).sum().backward()
-        is_asked[1].set()
-        thread.join()
-    assert ran(rec) == [("train", "Net Net Net")]
+            for _ in range(3):
+                net(batch()).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    may_end.set()
+    thread.join()
+    assert ran(rec)[-2:] == [("train", "Net Net Net")] * 2
 
 
 def test_a_call_that_runs_while_its_step_is_divided_ends_in_the_next_step(record):

@@ -33,6 +33,7 @@ class StepFinder:
         self._eval: Step | None = None
         self._manual = False
         self._trains = False  # whether a backward has added to gradients
+        self._has_stepped = False  # whether an optimizer has stepped
         #: Whether a module and the roots of a step are parts of one model, by their ids.
         self._are_related: dict[tuple[int, frozenset[int]], bool] = {}
         self._optimizer_start: int | None = None
@@ -113,7 +114,9 @@ class StepFinder:
             self._trains = step.accumulated = True
             self._take_between(step)
             roots = [segment.named.ref for segment in backward.reached] or step.roots
-            step.evidence = evidence_of(roots)
+            evidence = evidence_of(roots)
+            # Where no optimizer ends steps, gradients that cannot be read must not keep one open for ever.
+            step.evidence = [] if evidence is None and not self._has_stepped else evidence
         return step
 
     def optimizer_began(self, start_ns: int) -> None:
@@ -125,7 +128,7 @@ class StepFinder:
         self._optimizer_start = None
         step = self.training or self._open(True, start_ns)
         step.optimizer_steps.append((start_ns, end_ns, thread))
-        step.stepped = True
+        step.stepped = self._has_stepped = True
         step.worked_ns = end_ns
         step.touch(end_ns)
         return step
