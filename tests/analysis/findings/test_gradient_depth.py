@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 import modtrace
 from builders import RecordingBuilder
@@ -82,6 +83,16 @@ def test_convolutions_with_weights_too_small_vanish_and_residual_connections_hel
     (found,) = check_run(train(Convolutions(12, 0.3, residual=False)), CHECK)
     assert "blocks.11 to blocks.0 vanish" in found.text
     assert check_run(train(Convolutions(12, 0.3, residual=True)), CHECK) == ()
+
+
+def test_gradients_in_blocks_are_found_with_a_wrapper_around_each_block() -> None:
+    """What is inside a block is registered in the block, which goes by the id of its wrapper."""
+    torch.manual_seed(0)
+    blocks = [nn.Sequential(_linear(0.1), nn.Tanh()) for _ in range(6)]
+    [plain] = check_run(train(nn.Sequential(*blocks)), CHECK)
+    [wrapped] = check_run(train(nn.Sequential(*map(checkpoint_wrapper, blocks))), CHECK)
+    assert "parameters' gradients in Sequential/5 to Sequential/0 vanish" in plain.text
+    assert wrapped.text[:60] == plain.text[:60]
 
 
 @pytest.mark.parametrize("make", [sequential, Named])

@@ -111,7 +111,7 @@ def _find_rms(
     np.add.at(sumsq, owner[owned], np.nan_to_num(series.stats.sumsq[owned], nan=0))
     np.add.at(count, owner[owned], series.stats.count[owned])
     if with_inner:
-        parent = np.array([number.get(module.parent_id, -1) for module in modules.values()], np.int64)
+        parent = np.array([merged.get(module.parent_id, -1) for module in modules.values()], np.int64)
         for level in reversed(list(iterate_levels(parent))[1:]):
             np.add.at(sumsq, parent[level], sumsq[level])
             np.add.at(count, parent[level], count[level])
