@@ -224,8 +224,9 @@ def _is_written_in_class(frame: FrameType, owner: nn.Module) -> bool:
 
 
 def _to_module(value: Any) -> nn.Module | None:
+    """Returns the value if it is a module whose `nn.Module.__init__` has run."""
     # `isinstance` would run a `__class__` of the user
-    return value if issubclass(type(value), nn.Module) else None
+    return value if issubclass(type(value), nn.Module) and "_modules" in vars(value) else None
 
 
 # Frames of training loops.

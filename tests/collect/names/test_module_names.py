@@ -164,6 +164,19 @@ def test_an_entry_point_that_bypasses_hooks_finds_its_root(record):
     assert modules(rec)[0]["name"] == "Encoder"
 
 
+@pytest.mark.parametrize("ops", [False, True])
+def test_a_module_that_calls_others_before_it_is_one_is_no_root(record, ops):
+    class Late(nn.Module):
+        def __init__(self) -> None:
+            self.bounds = Encoder()(x())  # a plain module has no attributes of its own yet, but may hold such
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+
+    with record(ops=ops) as rec:
+        Late().inner(x())
+    assert {each["name"] for each in modules(rec).values() if each["path"] == ""} == {"Encoder", "Linear"}
+
+
 def passing(function):
     """A decorator that does not say what it wraps."""
 
