@@ -19,7 +19,8 @@ TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 # recording. They take 50 ns more than the attribute.
 _Own: Any = torch.Tensor
 grad_fn_of: Callable[[torch.Tensor], Any] = _Own.grad_fn.__get__
-grad_of: Callable[[torch.Tensor], torch.Tensor | None] = _Own.grad.__get__
+_grad_of: Callable[[torch.Tensor], torch.Tensor | None] = _Own.grad.__get__
+_retains_grad: Callable[[torch.Tensor], bool] = _Own.retains_grad.__get__
 output_nr_of: Callable[[torch.Tensor], int] = _Own.output_nr.__get__
 requires_grad_of: Callable[[torch.Tensor], bool] = _Own.requires_grad.__get__
 is_leaf: Callable[[torch.Tensor], bool] = _Own.is_leaf.__get__
@@ -30,6 +31,11 @@ base_of: Callable[[torch.Tensor], torch.Tensor | None] = _Own._base.__get__
 #: Returns the dispatch keys of a tensor as one number (`DispatchKeySet.raw_repr`), which shows in 0.4 us whether a
 #: tensor is anything but a strided one in CPU memory. None if torch lacks it.
 dispatch_keys: Callable[[Any], Any] | None = getattr(torch._C, "_dispatch_keys", None)
+
+
+def grad_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Returns the gradient that a tensor has. Torch warns of reading it where no backward puts one there."""
+    return _grad_of(tensor) if is_leaf(tensor) or _retains_grad(tensor) else None
 
 
 def kind_of(tensor: torch.Tensor) -> int:

@@ -70,6 +70,19 @@ def differentiate_by_functions(model: nn.Sequential) -> None:
     vmap(grad(loss), in_dims=(None, 0))(dict(model.named_parameters()), torch.ones(4, 8))
 
 
+def adapt(model: nn.Sequential) -> None:
+    """Puts what one step of an inner loop has made of the parameters in their place, as MAML does."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    inner = copy.deepcopy(model)
+    loss = model(torch.ones(4, 8)).sum()
+    gradients = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+    for (name, parameter), gradient in zip(model.named_parameters(), gradients, strict=True):
+        layer, _, name = name.rpartition(".")
+        inner.get_submodule(layer)._parameters[name] = parameter - gradient
+    inner(torch.ones(4, 8)).sum().backward()
+    optimizer.step()
+
+
 def find_anomalies(model: nn.Sequential) -> None:
     with torch.autograd.detect_anomaly():
         train(model)
@@ -118,6 +131,7 @@ RUNS: dict[str, Callable[[nn.Sequential], object]] = {
     "checkpoint that does not say which": checkpointed,
     "functions": differentiate_by_functions,
     "create_graph": lambda model: model(torch.ones(4, 8)).sum().backward(create_graph=True),
+    "inner loop": adapt,
     "anomalies": find_anomalies,
     "deterministic": be_deterministic,
     "scheduler": step_too_early,
