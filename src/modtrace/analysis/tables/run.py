@@ -26,7 +26,7 @@ from .columns import (
 )
 from .inside import with_all_inside
 from .op_flow import FIRST_SLOTS, OpFlow, read_op_flow
-from .op_rules import GATHERS, OVERWRITES, PLAIN
+from .op_rules import GATHERS, OVERWRITES, PLAIN, UNINITIALIZED
 from .ops import bare_name
 from .placement import NOWHERE, ModuleName, Placer
 from .tensors import Sizes, read_sizes
@@ -211,8 +211,11 @@ class RunTables:
 
     @cached_property
     def adds_nothing(self) -> Bools:
-        """A mask of the ops that change no numbers: the plain ones, but for those that write to a part of a tensor."""
-        return self.ops.is_plain & ~self.flow.writes_part
+        """A mask of the ops that change no numbers.
+
+        They are the plain ones, but for those that write to a part of a tensor, and those that only take memory.
+        """
+        return (self.ops.is_plain & ~self.flow.writes_part) | self.ops.are_named(UNINITIALIZED)
 
     @cached_property
     def tensor_of_value(self) -> Rows:
