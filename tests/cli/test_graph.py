@@ -1,6 +1,7 @@
 """`modtrace graph`, of a recording and of a model that a function makes."""
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -140,6 +141,18 @@ def test_pictures_are_drawn(folder: Path, tmp_path: Path, graph: Graph, suffix: 
     path = tmp_path / f"model{suffix}"
     assert graph(folder, "-o", path, "--color", "time").code == 0
     assert path.read_bytes()[:4] == (b"\x89PNG" if suffix == ".png" else b"<?xm")
+
+
+def test_layout_that_takes_long_is_told_of_before_it(
+    folder: Path, tmp_path: Path, graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs_program("dot")
+    monkeypatch.setattr("modtrace.cli.graph._MOST_QUICK", 3)
+    told = graph(folder, "-o", tmp_path / "model.svg", "--no-fold").err
+    assert re.fullmatch(
+        r"\d+ nodes may take graphviz minutes; --path, --phase and --op choose fewer\.\n", told
+    )
+    assert graph(folder, "-o", tmp_path / "model.dot", "--no-fold").err == ""
 
 
 def test_graph_for_model_explorer_is_written(folder: Path, tmp_path: Path, graph: Graph) -> None:

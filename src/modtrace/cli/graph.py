@@ -34,6 +34,9 @@ _WRITERS: dict[str, Callable[..., None]] = {
 }
 _DRAWN = frozenset({".svg", ".png", ".dot", ".gv"})
 
+#: Graphviz lays out this many nodes in some 5 seconds, and ten times as many in some minutes.
+_MOST_QUICK = 2_000
+
 
 @click.command()
 @click.argument("run", metavar="RUN|MODULE:FACTORY")
@@ -158,6 +161,11 @@ def _write(writer: Callable[..., None], shown: ModelGraph, path: Path, color: st
         raise click.BadParameter(f"{path.suffix} has no colours", param_hint="--color")
     if path.suffix.lower() == ".png":
         options["dpi"] = dpi
+    if path.suffix.lower() in (".svg", ".png") and len(shown.nodes) > _MOST_QUICK:
+        note = (
+            f"{len(shown.nodes):,} nodes may take graphviz minutes; --path, --phase and --op choose fewer.\n"
+        )
+        click.echo(wrap(note), nl=False, err=True)
     with usage_errors():
         writer(shown, path, **options)
 
