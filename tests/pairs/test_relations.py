@@ -5,9 +5,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import modtrace
+from helpers import pairs
+from helpers.paired_models import GPT
+from helpers.pairs import Run, seeded, tokens
 from modtrace.analysis.divergence.answer import Divergence
 
 Change = Callable[[torch.Tensor], torch.Tensor]
@@ -207,3 +211,46 @@ def test_transposed_weight_is_named_unless_its_layer_reads_it_so(roles: str | li
     )
     found = modtrace.compare(runs[0], runs[2], allow_missing=True)
     assert found.ok, str(found)
+
+
+def trained_on_parts(count: int) -> modtrace.Recording:
+    """A batch in micro-batches, whose losses of the next token nobody divides by their number."""
+    model = seeded(GPT)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def work() -> None:
+        for given in tokens().chunk(count):
+            scores = model(given)[:, :-1]
+            F.cross_entropy(scores.flatten(0, 1), given[:, 1:].flatten()).backward()
+        optimizer.step()
+
+    return pairs.record(Run(model, work))
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_sum_over_micro_batches_is_named_by_their_number(count: int) -> None:
+    whole, parts = trained_on_parts(1), trained_on_parts(count)
+    for both, named in (((whole, parts), f"{count} x"), ((parts, whole), f"1/{count} x")):
+        found = modtrace.compare(*both).first
+        assert found is not None and (found.path, found.op, found.only_in) == ("", None, None)
+        assert (found.phase, found.role) == ("backward", "grad_output")
+        hint = f"{count} is the number of its parts; a sum where the other takes a mean?"
+        assert found.relation == f"{named} the first run's: {hint}"
+
+
+def test_rows_that_have_moved_since_do_not_accuse_the_op_that_takes_them_out() -> None:
+    """Of a table, the optimizer moves only the rows that are used, by which its statistics hardly differ."""
+
+    def trained(seed: int) -> modtrace.Recording:
+        table = seeded(nn.Embedding, 4096, 8)
+        optimizer = torch.optim.Adam(table.parameters(), lr=0.1)
+        with modtrace.record(table, ops=True) as rec:
+            for step in range(2):
+                torch.manual_seed(seed + step)
+                (table(torch.arange(8)) * torch.randn(8)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        return rec
+
+    found = modtrace.compare(trained(1), trained(2))
+    assert not any((each.op or "").startswith("aten.embedding.") for each in found.divergences)

@@ -11,9 +11,10 @@ from ...recording.protocols import RecordingData
 from ...recording.role import OF_PARAMETERS, PARAMETER
 from ...recording.statistics.moments import Numbers
 from ..alignment.align import align_tables, read_both
-from ..alignment.contract import Alignment
+from ..alignment.contract import REASONS, Alignment, Unpaired
 from ..tables.columns import Bools, Rows, number_codes, number_texts, take
 from ..tables.measured import read_measured
+from ..tables.op_rules import MOVES
 from ..tables.placement import ModuleName
 from ..tables.run import RunTables
 from .absorbed import AbsorbedDifferences
@@ -84,7 +85,8 @@ def compare_pairs(
     have_ops = records_ops(a) and records_ops(b)
     has_unpaired = have_ops and not other_mesh  # for another mesh of ranks, wrappers run ops of their own
     are_unpaired = (
-        find_unpaired_ops(tables, ops, unpaired.modules) & has_unpaired
+        find_unpaired_ops(tables, np.append(ops, _list_around(tables, unpaired)), unpaired.modules)
+        & has_unpaired
         for tables, ops, unpaired in zip(
             (a, b), alignment.ops.T, (alignment.missing, alignment.extra), strict=True
         )
@@ -111,6 +113,15 @@ def compare_pairs(
         resized=resized,
         other_mesh=other_mesh,
     )
+
+
+def _list_around(tables: RunTables, unpaired: Unpaired) -> Rows:
+    """Returns the ops around a model that only one recording calls with micro-batches: those of the loss, say.
+
+    Both recordings have them, though none is the partner of another.
+    """
+    ops = unpaired.ops.rows[unpaired.ops.reason == REASONS.index("joined")]
+    return np.asarray(ops[tables.ops.call[ops] < 0])
 
 
 def _choose_rows(
@@ -247,6 +258,7 @@ class _Judge:
         level = np.maximum(noise.local, errors.floor)
         self._elsewhere = find_elsewhere(*runs, alignment.steps, errors.error, level)
         self._may_be_blamed = _may_be_blamed(runs, alignment)
+        self._only_moves = np.append(run.tables.ops.are_named(MOVES), False)[run.tables.values.op[run.rows]]
         # These are results of another op in the second recording, as if slots were exchanged.
         partner = take(self.partner, np.maximum(run.maker, -1))
         self._is_exchanged = run.are_results & (partner >= 0) & (run_b.maker >= 0) & (partner != run_b.maker)
@@ -284,7 +296,10 @@ class _Judge:
         return inputs
 
     def _rank(self, inputs: PairInputs) -> Ranking:
-        return rank(self._errors, inputs, self._noise, self._may_be_blamed)
+        # An op that only moves numbers may choose those that differ most, which statistics of its inputs do not show.
+        level = np.maximum(self._noise.local, self._errors.floor)
+        may_be_blamed = self._may_be_blamed & ~(self._only_moves & (inputs.error > level))
+        return rank(self._errors, inputs, self._noise, may_be_blamed)
 
 
 def _find_epsilons(tables: RunTables, ops: Rows) -> Numbers:

@@ -10,8 +10,9 @@ import numpy as np
 
 from ...errors import RecordingError
 from ...recording.statistics.fingerprints import sketch_of_ones
-from ...recording.statistics.moments import Numbers
+from ...recording.statistics.moments import Numbers, Stats
 from ...recording.statistics.number_formats import to_float64
+from ..tables.columns import Rows
 from ..tables.measured import ComparedRows
 from .tensor_metrics import distances, norm_of
 
@@ -44,6 +45,8 @@ def find_relation(
 ) -> Relation | None:
     """Returns the relation of two tensors; None if none of the known relations explains their difference.
 
+    Of a tensor that is in parts in one recording, as by micro-batches, all parts together are taken.
+
     Args:
         a: the measurements of one recording.
         b: the measurements of as many rows of another.
@@ -54,15 +57,17 @@ def find_relation(
     """
     left = max(_LEFT, _OF_NOISE * noise)
     dtypes = a.dtypes[a.dtype[pair]], b.dtypes[b.dtype[pair]]
+    at, at_b = _find_parts(a, b, pair)
+    numel, parts = int(a.numel[at].sum()), max(len(at), len(at_b))
     if (
         not error > _EXPLAINS * left
-        or a.numel[pair] != b.numel[pair]
-        or a.numel[pair] < 2
+        or numel != b.numel[at_b].sum()
+        or numel < 2
         or "complex" in "".join(dtypes)
     ):
         return None
-    sizes = dict.fromkeys([*a.shape(pair), int(a.numel[pair]), *sizes])
-    if a.has_tensor[pair] and b.has_tensor[pair]:
+    sizes = dict.fromkeys([*a.shape(pair), numel, *sizes])
+    if parts == 1 and a.has_tensor[pair] and b.has_tensor[pair]:
         with suppress(RecordingError):
             first, second = to_float64(a.tensor(pair)), to_float64(b.tensor(pair))
             if (
@@ -72,9 +77,20 @@ def find_relation(
                 and np.isfinite(second).all()
             ):
                 return _relate_tensors(first, second, left, sizes)
-    return (
-        _relate_statistics(a, b, pair, left, sizes) if a.is_measured[pair] and b.is_measured[pair] else None
-    )
+    if not (a.is_measured[at].all() and b.is_measured[at_b].all()):
+        return None
+    has_sketches = parts == 1 and a.has_sketch[pair] and b.has_sketch[pair]
+    sketches = (a.sketches(at)[0], b.sketches(at_b)[0], sketch_of_ones(numel)) if has_sketches else None
+    return _relate_statistics(a.stats.merge(at), b.stats.merge(at_b), sketches, left, sizes, parts)
+
+
+def _find_parts(a: ComparedRows, b: ComparedRows, pair: int) -> tuple[Rows, Rows]:
+    """Returns the positions of what a pair is a part of in each recording; only its own if it is no part."""
+    own = np.array([pair])
+    in_a, in_b = np.flatnonzero(b.rows == b.rows[pair]), np.flatnonzero(a.rows == a.rows[pair])
+    if a.numel[pair] > b.numel[pair]:
+        return own, in_b
+    return (in_a, own) if a.numel[pair] < b.numel[pair] else (own, own)
 
 
 # Relations that need whole tensors.
@@ -125,33 +141,33 @@ def _sort_rows(numbers: Numbers, axis: int) -> Numbers:
 
 
 def _relate_statistics(
-    a: ComparedRows, b: ComparedRows, pair: int, left: float, sizes: Iterable[int]
+    stats: Stats,
+    stats_b: Stats,
+    sketches: tuple[Numbers, Numbers, Numbers] | None,
+    left: float,
+    sizes: Iterable[int],
+    parts: int,
 ) -> Relation | None:
-    stats, stats_b = (rows.stats.take(np.array([pair])) for rows in (a, b))
-    first, second = (
-        np.array([float(getattr(of, name)[0]) for name in ("min", "max", "mean", "rms")])
-        for of in (stats, stats_b)
-    )
+    """Returns the relation of two tensors; `sketches` are theirs and that of as many ones."""
+    first, second = (np.array([of.min, of.max, of.mean, of.rms], np.float64) for of in (stats, stats_b))
     if not (np.isfinite(first).all() and np.isfinite(second).all()) or not first[3] or first[0] == first[1]:
         return None
-    sketch, sketch_b = (
-        rows.sketches(np.array([pair]))[0] if rows.has_sketch[pair] else None for rows in (a, b)
-    )
     size = max(np.abs(first[:2]).max(), np.abs(second[:2]).max())
 
     def is_explained(expected: Numbers, factor: float, offset: float) -> bool:
         if np.abs(second - expected).max() > left * size:
             return False
-        if sketch is None or sketch_b is None:
+        if sketches is None:
             return True
-        related = factor * sketch + offset * sketch_of_ones(int(a.numel[pair]))
+        sketch, sketch_b, ones = sketches
+        related = factor * sketch + offset * ones
         return float(np.linalg.norm(sketch_b - related)) <= left * max(norm_of(sketch_b), norm_of(related))
 
     ratio = float(second[3] / first[3])
     if is_explained(ratio * first, ratio, 0.0) and abs(ratio - 1) > left:
-        return _name_factor(ratio, left, sizes)
+        return _name_factor(ratio, left, sizes, parts)
     if is_explained(ratio * np.array([-first[1], -first[0], -first[2], first[3]]), -ratio, 0.0):
-        return _name_factor(-ratio, left, sizes)
+        return _name_factor(-ratio, left, sizes, parts)
     offset = float(second[2] - first[2])
     moved = first + offset
     moved[3] = np.sqrt(max(first[3] ** 2 + 2 * offset * first[2] + offset**2, 0.0))
@@ -166,11 +182,13 @@ def _name_offset(offset: float) -> Relation:
     return Relation("offset", f"the first run's {'+' if offset > 0 else '-'} {abs(offset):.6g}")
 
 
-def _name_factor(factor: float, left: float, sizes: Iterable[int]) -> Relation:
-    """Returns a factor as a relation, named by the size from which it may come."""
+def _name_factor(factor: float, left: float, sizes: Iterable[int], parts: int = 1) -> Relation:
+    """Returns a factor as a relation, named by the size or the number of parts from which it may come."""
     if abs(factor + 1) <= max(left, _OF_FACTORS):
         return Relation("sign", "the negative of the first run's")
-    names = {2.0: ("2", ""), 0.5: ("1/2", "")}
+    asks = f": {parts} is the number of its parts; a sum where the other takes a mean?"
+    names = {float(parts): (f"{parts}", asks), 1 / parts: (f"1/{parts}", asks)} if parts > 1 else {}
+    names |= {number: (name, "") for number, name in ((2.0, "2"), (0.5, "1/2")) if number not in names}
     for size in (size for size in sizes if size > 1):
         hint = f": {size} is a size here"
         asks = f"{hint}; a sum where the other takes a mean?"
