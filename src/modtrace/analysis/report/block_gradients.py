@@ -32,28 +32,26 @@ def add_block_gradients(
     blocks = _find_blocks(sites, rows) if norms is not None else {}
     if norms is None or not blocks:
         return sites, series
-    nonfinite = np.concatenate(
-        [_sum(series["nonfinite"].values, inside, steps) for inside in blocks.values()]
-    )
-    squares = np.concatenate(
-        [_sum(norms.values.astype(float) ** 2, inside, steps) for inside in blocks.values()]
+    columns = norms.values.astype(float) ** 2, series["nonfinite"].values
+    squares, nonfinite = (
+        np.concatenate([_sum(column, inside, steps) for inside in blocks.values()]) for column in columns
     )
     added = {
         "l2": np.where(nonfinite > 0, np.nan, np.sqrt(squares)),
         "nonfinite": np.nan_to_num(nonfinite, nan=NONE).astype(np.int64),
     }
     unknown = np.full(len(nonfinite), np.nan)
-    columns = [_append(column, added.get(column.name, unknown)) for column in series.columns]
-    values = ReportTable(rows=series.rows + len(unknown), columns=tuple(columns))
+    appended = [_append(column, added.get(column.name, unknown)) for column in series.columns]
+    values = ReportTable(rows=series.rows + len(unknown), columns=tuple(appended))
     names = [rows.nodes[row].path or rows.nodes[row].root or "" for row in blocks]
     texts = {"label": names, "role": [INSIDE], "role_title": [_TITLE], "role_about": [CLIPPED]}
-    columns = [
+    appended = [
         _append(column, np.array([*blocks]))
         if column.name == "module"
         else _append_texts(column, texts.get(column.name, [""]), len(blocks))
         for column in sites.columns
     ]
-    return ReportTable(rows=sites.rows + len(blocks), columns=tuple(columns)), values
+    return ReportTable(rows=sites.rows + len(blocks), columns=tuple(appended)), values
 
 
 def _find_blocks(sites: ReportTable, rows: ModuleRows) -> Mapping[int, list[int]]:
