@@ -8,14 +8,14 @@ import numpy as np
 from ...recording.protocols import RecordingData
 from ...recording.statistics.moments import StatColumns
 from ..tables.calls import read_calls
-from ..tables.columns import Column, Rows, column_of, find_rows
+from ..tables.columns import Column, Groups, Rows, column_of, find_rows
 from ..tables.device_times import on_device, steps_on_device
 from ..tables.placement import Placer, name_roots
 from ..tables.shown_steps import take_steps
 from ..tables.times import CallTimes, TimesOfSteps
 from .module_tree import MODULE_PHASES, find_totals
 from .value_summary import Kind
-from .values import PlaceRows, StepValues, find_rows_of_places, read_values
+from .values import RowsOfPlaces, StepValues, find_rows_of_places, read_values
 
 Place = tuple[str, str]  # the name of a root and a path
 
@@ -45,13 +45,13 @@ def read_over_steps(data: RecordingData, steps: Column) -> ModulesOverSteps:
     calls = read_calls(data.table("calls"), placer, steps, also=values.rows.call_id)
     times = CallTimes(on_device(calls), steps_on_device(chosen, calls))
     totals, _, _ = find_totals(placer.places, times)
-    found = dict(find_rows_of_places(values, calls))
+    found = find_rows_of_places(values, calls)
     roots = name_roots(placer.places)
     names = [(roots.get(place.module.root_id, ""), place.path) for place in placer.places]
-    merged = _Merger(values, steps, list(found.values()))
+    merged = _Merger(values, steps, found)
     return ModulesOverSteps(
         times={phase: _sum_phase(times, totals, phase, names) for phase in MODULE_PHASES},
-        places=[names[place] for place in found],
+        places=[names[place] for place in found.places.tolist()],
         statistics={kind: merged.statistics(kind) for kind in _KINDS},
         nonfinite=merged.nonfinite(),
         measured=merged.measured(),
@@ -69,15 +69,15 @@ def _sum_phase(
 class _Merger:
     """Adds up the rows of places, step by step."""
 
-    def __init__(self, values: StepValues, steps: Column, of_places: Sequence[PlaceRows]) -> None:
+    def __init__(self, values: StepValues, steps: Column, found: RowsOfPlaces) -> None:
         self._values = values
-        self._of_places = of_places
+        self._found = found
         self._step = find_rows(steps, column_of(values.rows.table, "step"))
-        self._shape = len(of_places), len(steps)
+        self._shape = len(found.places), len(steps)
 
     def statistics(self, kind: Kind) -> StatColumns:
         """Returns the numbers of all rows of a kind together."""
-        rows, cell = self._find_cells([of_place.of(kind) for of_place in self._of_places])
+        rows, cell = self._find_cells([self._found.of(kind)])
         stats = self._values.stats.take(rows)
         lowest, highest = np.full((2, self._shape[0] * self._shape[1]), np.nan)
         np.fmin.at(lowest, cell, stats.min)
@@ -94,19 +94,20 @@ class _Merger:
 
     def nonfinite(self) -> Column:
         """Returns how many elements are not finite, with those inside."""
-        rows, cell = self._find_cells([of_place.nonfinite for of_place in self._of_places])
+        rows, cell = self._find_cells([self._found.bad_inside, *self._found.bad.values()])
         return self._add(cell, self._values.stats.nonfinite[rows])
 
     def measured(self) -> Column:
         """Returns how many rows of its own each place has."""
-        rows, cell = self._find_cells([of_place.all_own for of_place in self._of_places])
+        rows, cell = self._find_cells([*self._found.own.values()])
         return self._add(cell, np.ones(len(rows)))
 
-    def _find_cells(self, groups: Sequence[Rows]) -> tuple[Rows, Rows]:
-        """Returns the rows of all groups, and the number of the group and step of each."""
-        rows = np.concatenate([np.empty(0, np.int64), *groups])
-        number = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
-        return rows, number * self._shape[1] + self._step[rows]
+    def _find_cells(self, of_kinds: Sequence[Groups]) -> tuple[Rows, Rows]:
+        """Returns the rows of all places, and for each the number of its cell, that of a place and a step."""
+        taken = [groups.take(self._found.places) for groups in of_kinds]
+        rows = np.concatenate([rows for rows, _ in taken])
+        place = np.concatenate([np.repeat(np.arange(self._shape[0]), counts) for _, counts in taken])
+        return rows, place * self._shape[1] + self._step[rows]
 
     def _add(self, cell: Rows, values: Column) -> Column:
         size = self._shape[0] * self._shape[1]

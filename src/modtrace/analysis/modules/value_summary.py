@@ -11,7 +11,7 @@ Kind = Literal["output", "recomputed output", "gradient", "parameter", "paramete
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SlotValues:
     """The statistics of one slot of a module's output, over all its calls; the slot is "" for a plain tensor."""
 
@@ -29,7 +29,7 @@ class NonFiniteCount:
     inf_count: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ValueSummary:
     """The statistics at a module. Each measurement counts once; None means that nothing was measured."""
 

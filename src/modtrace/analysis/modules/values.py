@@ -1,20 +1,19 @@
 """Merges the statistics of a step, or of each of several, for each place in the module tree."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, islice
+from itertools import chain
 
 import numpy as np
 
 from ...recording.arrow.arrays import to_numpy
 from ...recording.phase import PHASES, RECOMPUTE
 from ...recording.protocols import RecordingData
-from ...recording.quick import quick
 from ...recording.role import GRAD_OUTPUT, OUTPUT, PARAMETER, PARAMETER_GRAD
 from ...recording.statistics.moments import RAW, StatColumns, read_statistics
-from ..tables.calls import Calls, iterate_levels
-from ..tables.columns import Column, Rows, column_of, keep_rows, number_keys, split_rows
+from ..tables.calls import Calls, iterate_levels, number_calls
+from ..tables.columns import Column, Groups, Rows, column_of, keep_rows, number_keys
 from ..tables.placement import NOWHERE, Placer
 from ..tables.values import PlacedValues
 from .value_summary import KINDS, Kind, NonFiniteCount, SlotValues, ValueSummary
@@ -28,6 +27,10 @@ _KIND_OF_ROLE = {
     PARAMETER_GRAD: _PARAMETER_GRADIENT,
 }
 _NO_KIND = -1
+_OF_PARAMETERS = (_PARAMETER, _PARAMETER_GRADIENT)
+#: The kinds that a summary has statistics of. A parameter counts as it was first measured.
+_SUMMARIZED: tuple[Kind, ...] = ("output", "gradient", "parameter", "parameter gradient")
+_NO_SLOT = np.iinfo(np.int64).max
 
 #: How many places are summarized together.
 _AT_ONCE = 1000
@@ -49,22 +52,19 @@ class StepValues:
         columns = (column_of(self.rows.table, "step"), self.rows.moment)
         return number_keys(*((column, column[:0]) for column in columns))[0]
 
-    def take_once(self, rows: Rows) -> Rows:
-        """Returns one row for each measurement, in the order of the rows."""
-        if len(rows) < 2:
-            return rows
-        measured = np.sort(self.measurement[rows])
-        if (measured[1:] != measured[:-1]).all():  # as most, and found in a fifth of the time
-            return rows
-        _, first = np.unique(self.measurement[rows], return_index=True)
-        return rows[np.sort(first)]
+    def take_once(self, placed: "_Placed") -> "_Placed":
+        """Returns one row for each measurement at a place, in the order of the rows."""
+        place, rows = placed
+        columns = (place, self.measurement[rows])
+        keys, _ = number_keys(*((column, column[:0]) for column in columns))
+        ordered = np.sort(keys)
+        if (ordered[1:] != ordered[:-1]).all():  # as most, and found in a fifth of the time
+            return placed
+        first = np.sort(np.unique(keys, return_index=True)[1])
+        return place[first], rows[first]
 
-    def join(self, parts: Sequence[Rows]) -> Rows:
-        """Returns the rows of all parts, with one row for each measurement."""
-        filled = [part for part in parts if len(part)]
-        if len(filled) < 2:
-            return filled[0] if filled else _NO_ROWS
-        return self.take_once(np.concatenate(filled))
+
+_Placed = tuple[Rows, Rows]  # the numbers of places, and for each a row of values that counts for it
 
 
 def read_values(data: RecordingData, steps: Column) -> StepValues:
@@ -90,164 +90,151 @@ def summarize_values(values: StepValues, calls: Calls) -> Mapping[int, ValueSumm
         values: the measured rows of the step.
         calls: the calls of the step.
     """
-    places = find_rows_of_places(values, calls)
-    batches = iter(lambda: list(islice(places, _AT_ONCE)), [])
-    return dict(chain.from_iterable(_summarize(values, batch) for batch in batches))
+    found = find_rows_of_places(values, calls)
+    batches = (found.places[first : first + _AT_ONCE] for first in range(0, len(found.places), _AT_ONCE))
+    return dict(chain.from_iterable(_summarize(values, found, batch) for batch in batches))
 
 
-@dataclass(slots=True)
-class PlaceRows:
-    """The rows that a place has values from."""
+@dataclass(frozen=True, kw_only=True)
+class RowsOfPlaces:
+    """The rows that places have values from, by the numbers of the places."""
 
-    own: Mapping[int, Rows]  # by index of KINDS
-    parameters: Rows  # with those of all places inside it
-    parameter_gradients: Rows
-    bad: Mapping[int, Rows]  # those of its own that are not finite
-    bad_inside: Rows
+    places: Rows  # the places that have values, or contain a place with values; inner places first
+    own: Mapping[int, Groups]  # by index of KINDS
+    inside: Mapping[int, Groups]  # of parameters and of their gradients, with those of all places inside
+    bad: Mapping[int, Groups]  # those of a place's own that are not finite; empty if all are finite
+    bad_inside: Groups
 
-    def of(self, kind: Kind) -> Rows:
-        """Returns the rows of a kind; of parameters and their gradients, with those of all places inside it."""
-        inside = {"parameter": self.parameters, "parameter gradient": self.parameter_gradients}
-        return inside[kind] if kind in inside else self.own.get(KINDS.index(kind), _NO_ROWS)
-
-    @property
-    def of_summary(self) -> tuple[Rows, Rows, Rows, Rows]:
-        """The rows of outputs, of gradients, of parameters and of their gradients."""
-        outputs, gradients = self.own.get(_OUTPUT, _NO_ROWS), self.own.get(_GRADIENT, _NO_ROWS)
-        return outputs, gradients, self.parameters, self.parameter_gradients
-
-    @property
-    def all_own(self) -> Rows:
-        """The rows of all kinds of its own."""
-        return np.concatenate([_NO_ROWS, *self.own.values()])
-
-    @property
-    def nonfinite(self) -> Rows:
-        """The rows that are not finite, with those of all places inside it."""
-        return np.concatenate([self.bad_inside, *self.bad.values()])
+    def of(self, kind: Kind) -> Groups:
+        """Returns the rows of a kind; of parameters and their gradients, with those of all places inside."""
+        code = KINDS.index(kind)
+        return self.inside[code] if code in self.inside else self.own[code]
 
 
-def find_rows_of_places(values: StepValues, calls: Calls) -> Iterator[tuple[int, PlaceRows]]:
-    """Yields each place that has values, or that contains a place with values, with its rows; inner places first."""
+def find_rows_of_places(values: StepValues, calls: Calls) -> RowsOfPlaces:
+    """Returns the rows of each place that has values, or that contains a place with values."""
     placer = calls.placer
-    own = _group(values, values.rows.find_places(calls), placer)
+    place = values.rows.find_places(calls)
+    own = _find_own(values, place, placer)
+    above = np.array([tree_place.parent for tree_place in placer.places], np.int64)
+    levels, size = list(iterate_levels(above)), len(above)
+    number = number_calls(levels, above).number
+    has_rows = np.zeros(size, bool)
+    for at, _ in own:
+        has_rows[at] = True
+    for level in reversed(levels[1:]):
+        has_rows[above[level[has_rows[level]]]] = True
+    upwards = np.concatenate([_NO_ROWS, *reversed(levels)])
     is_bad = values.stats.nonfinite > 0
-    has_bad = bool(is_bad.any())
-    inside: dict[int, list[_Inside]] = {}
-    parents = np.array([place.parent for place in placer.places], np.int64)
-    parent_of: list[int] = parents.tolist()
-    for level in reversed(list(iterate_levels(parents))):
-        for place in level.tolist():
-            if place in own or place in inside:
-                kinds = own.get(place, {})
-                bad = _filter(kinds, is_bad) if has_bad else {}
-                rows, around = _find_rows(values, kinds, bad, inside.pop(place, []))
-                yield place, rows
-                inside.setdefault(parent_of[place], []).extend([] if around is _NOTHING_INSIDE else [around])
+    bad = [(at[is_bad[rows]], rows[is_bad[rows]]) for at, rows in own]
+    at, rows = (np.concatenate(columns) for columns in zip(*bad, strict=True))
+    around = _spread(above[at], rows, above, number)
+
+    def group(placed: _Placed) -> Groups:
+        return Groups(*placed, size)
+
+    return RowsOfPlaces(
+        places=upwards[has_rows[upwards]],
+        own={kind: group(placed) for kind, placed in enumerate(own)},
+        inside={kind: group(values.take_once(_spread(*own[kind], above, number))) for kind in _OF_PARAMETERS},
+        bad={kind: group(placed) for kind, placed in enumerate(bad)} if len(rows) else {},
+        bad_inside=group(values.take_once(around)),
+    )
 
 
-@dataclass(slots=True)
-class _Inside:
-    """The rows of a place and of all places inside it, which also count for places around it."""
-
-    parameters: Rows
-    parameter_gradients: Rows
-    nonfinite: Rows
-
-
-_NOTHING_INSIDE = _Inside(_NO_ROWS, _NO_ROWS, _NO_ROWS)
-
-
-def _group(values: StepValues, place: Rows, placer: Placer) -> Mapping[int, Mapping[int, Rows]]:
-    """Returns the rows by place and kind. Rows of parameters are at every place of their module."""
-    by_place: dict[int, dict[int, Rows]] = {}
-    rows = np.flatnonzero((place >= 0) & (values.kind != _NO_KIND))
-    for key, group in split_rows(rows, place[rows] * len(KINDS) + values.kind[rows]):
-        number, kind = divmod(key, len(KINDS))
-        by_place.setdefault(number, {})[kind] = values.take_once(group)
-    for number, tree_place in enumerate(placer.places):
-        if tree_place.is_alias:
-            main = by_place.get(placer.place(tree_place.module.module_id, NOWHERE), {})
-            shared = {kind: main[kind] for kind in (_PARAMETER, _PARAMETER_GRADIENT) if kind in main}
-            if shared:
-                by_place.setdefault(number, {}).update(shared)
-    return by_place
+def _find_own(values: StepValues, place: Rows, placer: Placer) -> list[_Placed]:
+    """Returns the rows of each kind with their places. Rows of parameters are at every place of their module."""
+    found = []
+    is_alias = [(number, one) for number, one in enumerate(placer.places) if one.is_alias]
+    alias = np.array([number for number, _ in is_alias], np.int64)
+    main = np.array([placer.place(one.module.module_id, NOWHERE) for _, one in is_alias], np.int64)
+    for kind in range(len(KINDS)):
+        rows = np.flatnonzero((place >= 0) & (values.kind == kind))
+        at = place[rows]
+        if kind in _OF_PARAMETERS and len(alias):
+            shared, counts = Groups(at, rows, len(placer.places)).take(main)
+            kept = ~np.isin(at, alias[counts > 0])
+            at = np.concatenate([at[kept], np.repeat(alias, counts)])
+            rows = np.concatenate([rows[kept], shared])
+        found.append(values.take_once((at, rows)))
+    return found
 
 
-def _filter(own: Mapping[int, Rows], is_wanted: Column) -> dict[int, Rows]:
-    """Returns the wanted rows of each kind that has some."""
-    return {kind: wanted for kind, rows in own.items() if len(wanted := rows[is_wanted[rows]])}
+def _spread(place: Rows, rows: Rows, above: Rows, number: Rows) -> _Placed:
+    """Returns rows at their places and at all places around these, in the order of the numbers of their own places."""
+    known = place >= 0
+    place, rows = place[known], rows[known]
+    order = np.argsort(number[place], kind="stable")
+    around, at = [place[order]], [np.arange(len(order))]
+    while len(around[-1]):
+        further = above[around[-1]]
+        around.append(further[further >= 0])
+        at.append(at[-1][further >= 0])
+    position = np.concatenate(at)
+    in_order = np.argsort(position, kind="stable")
+    return np.concatenate(around)[in_order], rows[order][position[in_order]]
 
 
-def _find_rows(
-    values: StepValues, own: Mapping[int, Rows], bad: Mapping[int, Rows], inside: Sequence[_Inside]
-) -> tuple[PlaceRows, _Inside]:
-    bad_inside = values.join([part.nonfinite for part in inside])
-    around = _NOTHING_INSIDE
-    if inside or bad or not own.keys().isdisjoint((_PARAMETER, _PARAMETER_GRADIENT)):
-        around = _Inside(
-            values.join([own.get(_PARAMETER, _NO_ROWS), *(part.parameters for part in inside)]),
-            values.join(
-                [own.get(_PARAMETER_GRADIENT, _NO_ROWS), *(part.parameter_gradients for part in inside)]
-            ),
-            values.join([*bad.values(), bad_inside]),
-        )
-    return PlaceRows(own, around.parameters, around.parameter_gradients, bad, bad_inside), around
-
-
-def _summarize(
-    values: StepValues, places: Sequence[tuple[int, PlaceRows]]
-) -> Iterator[tuple[int, ValueSummary]]:
+def _summarize(values: StepValues, found: RowsOfPlaces, places: Rows) -> Iterator[tuple[int, ValueSummary]]:
     """Yields the summaries of places, whose rows are merged together."""
-    by_slot = [_split_slots(values, rows) for _, rows in places]
-    groups: list[Rows] = []
-    for (_, rows), slots in zip(places, by_slot, strict=True):
-        groups += chain(rows.of_summary, *(slots.values() if len(slots) > 1 else ()))
-    merged = iter(values.stats.merge_groups([group for group in groups if len(group)]))
-    known = iter([next(merged) if len(group) else None for group in groups])
-    for (place, rows), slots in zip(places, by_slot, strict=True):
-        # A parameter counts as it was first measured.
-        output, gradient, parameters, parameter_gradients = of_place = tuple(islice(known, 4))
-        of_slots = [of_place] if len(slots) == 1 else [(next(known), next(known)) for _ in slots]
+    stats, of_kinds = values.stats, [found.of(kind) for kind in _SUMMARIZED]
+    merged = [stats.merge_groups(*groups.take(places)) for groups in of_kinds]
+    outputs, gradients = of_kinds[:2]
+    lowest, highest = _find_slots(values, places, (outputs, gradients))
+    several = [_split_slots(values, outputs[place], gradients[place]) for place in places[lowest < highest]]
+    groups = [rows for slots in several for of_slot in slots.values() for rows in of_slot]
+    sizes = np.array([len(rows) for rows in groups], np.int64)
+    of_slots = iter(stats.merge_groups(np.concatenate([_NO_ROWS, *groups]), sizes))
+    split = iter(several)
+    inside, counts = found.bad_inside.take(places)
+    nonfinite = np.bincount(np.repeat(np.arange(len(places)), counts), stats.nonfinite[inside], len(places))
+    columns = (places.tolist(), lowest.tolist(), highest.tolist(), nonfinite.astype(np.int64).tolist())
+    for place, low, high, inside_count, output, gradient, *parameters in zip(*columns, *merged, strict=True):
+        if low == high:
+            slots = [SlotValues(slot=values.rows.slots[low], output=output, gradient=gradient)]
+        else:
+            slots = [
+                SlotValues(slot=values.rows.slots[code], output=next(of_slots), gradient=next(of_slots))
+                for code in (next(split) if low < high else ())
+            ]
         yield (
             place,
-            _make_summary(
+            ValueSummary(
                 output=output,
                 gradient=gradient,
-                parameters=parameters,
-                parameter_gradients=parameter_gradients,
-                slots=tuple(
-                    [
-                        _make_slot(slot=values.rows.slots[code], output=stats[0], gradient=stats[1])
-                        for code, stats in zip(slots, of_slots, strict=True)
-                    ]
-                ),
-                nonfinite=_count_nonfinite(values.stats, rows.bad) if rows.bad else (),
-                nonfinite_inside=sum(values.stats.nonfinite[rows.bad_inside].tolist()),
+                parameters=parameters[0],
+                parameter_gradients=parameters[1],
+                slots=tuple(slots),
+                nonfinite=tuple(_count_nonfinite(stats, found.bad, place)),
+                nonfinite_inside=inside_count,
             ),
         )
 
 
-_make_summary, _make_slot = quick(ValueSummary), quick(SlotValues)
+def _find_slots(values: StepValues, places: Rows, of_kinds: Iterable[Groups]) -> tuple[Rows, Rows]:
+    """Returns the lowest and the highest code of a slot at each place; without rows, the lowest is the higher one."""
+    lowest, highest = np.full(len(places), _NO_SLOT), np.full(len(places), -2)
+    for groups in of_kinds:
+        rows, counts = groups.take(places)
+        at, codes = np.repeat(np.arange(len(places)), counts), values.rows.slot[rows]
+        np.minimum.at(lowest, at, codes)
+        np.maximum.at(highest, at, codes)
+    return lowest, highest
 
 
-def _split_slots(values: StepValues, rows: PlaceRows) -> dict[int, tuple[Rows, Rows]]:
-    """Returns the rows of outputs and of gradients by the codes of their slots; of a single slot, all of them."""
-    outputs, gradients = rows.of_summary[:2]
-    codes = values.rows.slot[np.concatenate([outputs, gradients]) if len(gradients) else outputs]
-    distinct = dict.fromkeys(codes.tolist())
-    if len(distinct) < 2:
-        return dict.fromkeys(distinct, (outputs, gradients))
-    of_outputs, of_gradients = codes[: len(outputs)], codes[len(outputs) :]
+def _split_slots(values: StepValues, outputs: Rows, gradients: Rows) -> dict[int, tuple[Rows, Rows]]:
+    """Returns the rows of outputs and of gradients by the codes of their slots."""
+    of_outputs, of_gradients = values.rows.slot[outputs], values.rows.slot[gradients]
+    distinct = dict.fromkeys([*of_outputs.tolist(), *of_gradients.tolist()])
     return {code: (outputs[of_outputs == code], gradients[of_gradients == code]) for code in distinct}
 
 
-def _count_nonfinite(stats: StatColumns, bad: Mapping[int, Rows]) -> tuple[NonFiniteCount, ...]:
-    return tuple(
-        NonFiniteCount(
-            kind=KINDS[kind],
-            nan_count=int(stats.nan_count[rows].sum()),
-            inf_count=int(stats.inf_count[rows].sum()),
-        )
-        for kind, rows in sorted(bad.items())
-    )
+def _count_nonfinite(stats: StatColumns, bad: Mapping[int, Groups], place: int) -> Iterator[NonFiniteCount]:
+    for kind, groups in bad.items():
+        rows = groups[place]
+        if len(rows):
+            yield NonFiniteCount(
+                kind=KINDS[kind],
+                nan_count=int(stats.nan_count[rows].sum()),
+                inf_count=int(stats.inf_count[rows].sum()),
+            )

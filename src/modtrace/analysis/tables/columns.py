@@ -199,6 +199,11 @@ class Groups:
     def __getitem__(self, key: int) -> Rows:
         return self._rows[self._starts[key] : self._starts[key + 1]]
 
+    def take(self, keys: Rows) -> tuple[Rows, Rows]:
+        """Returns the rows of several groups, concatenated, and how many each of the groups has."""
+        counts = self._starts[keys + 1] - self._starts[keys]
+        return self._rows[ranges(self._starts[keys], counts)], counts
+
 
 def find_rows(ids: Column, wanted: Column) -> Rows:
     """Returns the row in which each wanted id stands among `ids`; -1 if it is missing."""

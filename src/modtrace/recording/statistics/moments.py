@@ -13,7 +13,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ..arrow.arrays import from_numpy, to_numpy
-from ..quick import quick
 from ..role import FINITE_ROLES, GRAD_INPUT, GRAD_OUTPUT, PARAMETER_GRAD, ROLES
 from .known import TIER_1, names_of
 
@@ -44,7 +43,7 @@ def _derived(name: str) -> Any:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Stats:
     """The raw statistics of one tensor, or of several merged, and statistics that are derived from them.
 
@@ -155,12 +154,15 @@ class StatColumns:
         """
         if isinstance(rows, slice):
             rows = np.arange(len(self.count))[rows]
-        return self.merge_groups([rows])[0]
+        return self.merge_groups(rows, np.array([len(rows)]))[0] or Stats()
 
-    def merge_groups(self, groups: Sequence[npt.NDArray[np.int64]]) -> list[Stats]:
-        """Returns for each of several groups of rows what `merge` does, in 2 us a group and 0.2 us a row."""
-        sizes = np.array([len(group) for group in groups], np.int64)
-        rows = np.concatenate([np.empty(0, np.int64), *groups])
+    def merge_groups(self, rows: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> list[Stats | None]:
+        """Returns for each of several groups of rows what `merge` does, in 2 us a group and 0.2 us a row.
+
+        Args:
+            rows: the rows of all groups, concatenated.
+            sizes: how many rows each group has; the result for a group without rows is None.
+        """
         ends = np.cumsum(sizes)
         starts = (ends - sizes)[sizes > 0]
         is_filled = self.count[rows] > 0
@@ -171,11 +173,14 @@ class StatColumns:
         )
         totals, squares = (np.where(is_filled, part[rows], 0).tolist() for part in (self.sum, self.sumsq))
         found = zip(*(column.tolist() for column in (lowest, highest, *counts)), strict=True)
-        merged = []
+        merged: list[Stats | None] = []
         for size, end in zip(sizes.tolist(), ends.tolist(), strict=True):
-            smallest, largest, count, nan_count, inf_count = next(found) if size else _NO_NUMBERS
+            if not size:
+                merged.append(None)
+                continue
+            smallest, largest, count, nan_count, inf_count = next(found)
             merged.append(
-                _make_stats(
+                Stats(
                     count=count,
                     # A zero as minimum or maximum gets no sign, as the sign would depend on the order.
                     min=smallest + 0.0 if count else None,
@@ -187,10 +192,6 @@ class StatColumns:
                 )
             )
         return merged
-
-
-_make_stats = quick(Stats)
-_NO_NUMBERS = (0.0, 0.0, 0, 0, 0)
 
 
 def merge(many: Iterable[Stats]) -> Stats:
