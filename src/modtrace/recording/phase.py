@@ -18,6 +18,8 @@ Part = TypeVar("Part")
 class ByPhase(Generic[Part]):
     """A base class for objects with a field for each phase."""
 
+    __slots__ = ()
+
     def phase(self, name: str) -> Part:
         """Returns the field of a phase."""
         part: Part = getattr(self, name)

@@ -10,7 +10,6 @@ import numpy as np
 from ...recording.meta import Note
 from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, PHASES, RECOMPUTE, ByPhase
 from ...recording.protocols import RecordingData
-from ...recording.quick import quick
 from ...recording.statistics.moments import nonfinite_steps
 from ..compile.compilations import Compilations, read_compilations
 from ..tables.calls import read_calls
@@ -41,7 +40,7 @@ Made = TypeVar("Made")
 MODULE_PHASES = (FORWARD, BACKWARD, RECOMPUTE)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ModuleNode(ByPhase[PhaseTimes]):
     """A module at one place in the tree; after folding, several equal modules.
 
@@ -69,9 +68,6 @@ class ModuleNode(ByPhase[PhaseTimes]):
     def calls(self) -> int:
         """The number of forward calls; if there are none, of calls in another phase."""
         return self.forward.calls or max(self.backward.calls, self.recompute.calls)
-
-
-_make_node = quick(ModuleNode)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,11 +189,11 @@ def _with_own_times(times: PhaseTimes, own_ns: Column | None) -> PhaseTimes:
         return replace(times, self_ns=int(own_ns[0]))
     has_calls = times.over_steps.times.has_calls
     [quartiles] = find_quartiles(own_ns[None], has_calls[None])
-    of_steps = replace(times.over_steps.times, self_ns=own_ns)
+    only_group = replace(times.over_steps.of_groups, self_ns=own_ns[None])
     return replace(
         times,
         self_ns=quartiles.median,
-        over_steps=replace(times.over_steps, self_ns=quartiles, times=of_steps),
+        over_steps=replace(times.over_steps, self_ns=quartiles, of_groups=only_group),
     )
 
 
@@ -269,7 +265,7 @@ def assemble_nodes(
             continue
         place = places[index]
         forward, backward, recompute = (sums.get((index, phase), NO_CALLS) for phase in MODULE_PHASES)
-        made[index] = _make_node(
+        made[index] = ModuleNode(
             path=place.path,
             root=roots.get(place.module.root_id, ""),
             label=labels[index],

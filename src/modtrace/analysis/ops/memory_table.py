@@ -9,7 +9,6 @@ import numpy as np
 from ...recording.module_path import order_of
 from ...recording.phase import PHASES, ByPhase
 from ...recording.protocols import RecordingData
-from ...recording.quick import quick
 from ..tables.chosen_step import ShownStep
 from ..tables.columns import Bools, Column, Rows, find_rows
 from ..tables.inside import find_unseen
@@ -31,7 +30,7 @@ from .sums import (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class CallMemory:
     """The memory of a module's calls in one phase, including inner calls.
 
@@ -46,10 +45,9 @@ class CallMemory:
 
 
 NO_CALL_MEMORY = CallMemory()
-_make_call_memory = quick(CallMemory)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryRow(ByPhase[CallMemory]):
     """The memory of a module, or of ops outside of modules."""
 
@@ -69,9 +67,6 @@ class MemoryRow(ByPhase[CallMemory]):
     recompute: CallMemory = NO_CALL_MEMORY
     optimizer: CallMemory = NO_CALL_MEMORY
     count: int = 1  # for how many modules it stands; calls are those of one of them
-
-
-_make_row = quick(MemoryRow)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,7 +184,7 @@ def _find_call_memory(
     )
     keyed = zip(keys.tolist(), counts, _to_quartiles(allocated), _to_quartiles(peak), strict=True)
     memory = {
-        (key // len(PHASES), PHASES[key % len(PHASES)]): _make_call_memory(
+        (key // len(PHASES), PHASES[key % len(PHASES)]): CallMemory(
             calls=count,
             allocated_bytes=sizes.median if sizes else None,
             peak_bytes=peaks.median if peaks else None,
@@ -255,7 +250,7 @@ def _build_rows(
             continue
         place = calls.name(where)
         of_calls: dict[str, Any] = {phase: memory.get((where, phase), NO_CALL_MEMORY) for phase in PHASES}
-        yield _make_row(
+        yield MemoryRow(
             name=place.name,
             root=place.root,
             path=place.path,

@@ -10,7 +10,7 @@ from .columns import Bools, Column
 _QUANTILES = np.array([0, 0.25, 0.5, 0.75, 1])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Quartiles:
     """How a number differs between steps, as integers; steps in which it is not known are left out."""
 

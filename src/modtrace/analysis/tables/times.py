@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ...recording.phase import BACKWARD, FORWARD, PHASE_CODE, PHASES, ByPhase
-from ...recording.quick import quick
 from .calls import Calls, number_calls
 from .chosen_step import ChosenSteps
 from .columns import Bools, Column, Rows, find_rows, split_rows
@@ -25,7 +24,7 @@ class TimesOfSteps:
     self_ns: Column
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class OverSteps:
     """How the times of a phase differ between several steps, without steps in which no call ran."""
 
@@ -33,10 +32,19 @@ class OverSteps:
     calls: Quartiles
     total_ns: Quartiles
     self_ns: Quartiles
-    times: TimesOfSteps = field(repr=False, compare=False)
+    of_groups: TimesOfSteps = field(repr=False, compare=False)  # matrices, which many share
+    group: int = field(repr=False, compare=False)
+
+    @property
+    def times(self) -> TimesOfSteps:
+        """The times in each of the steps."""
+        of, group = self.of_groups, self.group
+        return TimesOfSteps(
+            of.step_ns, of.has_calls[group], of.calls[group], of.total_ns[group], of.self_ns[group]
+        )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PhaseTimes:
     """Summed times of the calls of one phase in a step. All exclude the time that modtrace spent measuring.
 
@@ -121,9 +129,9 @@ class CallTimes:
         times = TimesOfSteps(
             step_ns=self._steps.duration_ns,
             has_calls=(own[0] > 0) | (total[0] > 0),
-            calls=own[3],
-            total_ns=total[1],
-            self_ns=own[2],
+            calls=own[3].copy(),  # without the other sums
+            total_ns=total[1].copy(),
+            self_ns=own[2].copy(),
         )
         return times, own[4].sum(axis=1), own[5].sum(axis=1)
 
@@ -184,7 +192,6 @@ class CallTimes:
 
 
 NO_CALLS = PhaseTimes()
-_make_times = quick(PhaseTimes)
 
 
 def find_quartile_ranges(of_rows: Sequence[ByPhase[PhaseTimes]]) -> list[float | None]:
@@ -243,7 +250,7 @@ def _to_single(times: TimesOfSteps, unfinished: Sequence[int], raised: Sequence[
     step_ns = int(times.step_ns.max(initial=0))
     sums = (column.sum(axis=1).tolist() for column in (times.calls, times.total_ns, times.self_ns))
     return [
-        _make_times(
+        PhaseTimes(
             calls=calls,
             total_ns=total_ns,
             self_ns=self_ns,
@@ -274,13 +281,8 @@ def _to_medians(times: TimesOfSteps, unfinished: Sequence[int], raised: Sequence
                 calls=calls,
                 total_ns=total_ns,
                 self_ns=self_ns,
-                times=TimesOfSteps(
-                    times.step_ns,
-                    known[group],
-                    times.calls[group],
-                    times.total_ns[group],
-                    times.self_ns[group],
-                ),
+                of_groups=times,
+                group=group,
             ),
         )
         for group, (steps, share, not_ended, with_exception, calls, total_ns, self_ns) in enumerate(found)
