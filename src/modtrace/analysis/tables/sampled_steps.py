@@ -12,7 +12,7 @@ from ...recording.phase import FORWARD, OPTIMIZER, PHASES
 from ...recording.protocols import RecordingData
 from ...recording.role import LOSS
 from .chosen_step import name_steps
-from .columns import Column, column_of, phase_codes
+from .columns import Column, column_of, keep_rows, phase_codes
 from .indexed_tables import IndexedTables
 from .parameter_facts import Parameter, read_parameters
 from .values import MEASURED_NUMBERS, PlacedValues
@@ -157,9 +157,8 @@ class SampledSteps(IndexedTables):
     def values(self, *roles: str, steps: Column | None = None) -> PlacedValues:
         """Returns the rows of `values` with these roles, of the chosen steps or of others."""
         table = self.find("values", step=self.numbers if steps is None else steps)
-        values = PlacedValues(data=self.data, table=table)
-        kept = np.flatnonzero(values.is_of(*roles))
-        return PlacedValues(data=self.data, table=table.take(from_numpy(kept)))
+        is_wanted = PlacedValues(data=self.data, table=table).is_of(*roles)
+        return PlacedValues(data=self.data, table=keep_rows(table, is_wanted))
 
     def rows(self, name: str, steps: Column | None = None) -> pa.Table:
         """Returns the rows of a table with a column `step`, of the chosen steps or of others."""
