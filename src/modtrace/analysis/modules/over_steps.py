@@ -1,13 +1,13 @@
 """Reads what differs between steps of each module: its times, and the statistics of its tensors."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ...recording.protocols import RecordingData
-from ...recording.statistics.moments import StatColumns
-from ..tables.calls import read_calls
+from ...recording.statistics.moments import RAW, StatColumns
+from ..tables.calls import Calls, read_calls
 from ..tables.columns import Column, Groups, Rows, column_of, find_rows
 from ..tables.device_times import on_device, steps_on_device
 from ..tables.placement import Placer, name_roots
@@ -15,20 +15,23 @@ from ..tables.shown_steps import take_steps
 from ..tables.times import CallTimes, TimesOfSteps
 from .module_tree import MODULE_PHASES, find_totals
 from .value_summary import Kind
-from .values import RowsOfPlaces, StepValues, find_rows_of_places, read_values
+from .values import SUMMARIZED, StepValues, find_rows_of_places, read_values
 
 Place = tuple[str, str]  # the name of a root and a path
 
-#: The kinds of values that modules have statistics of.
-_KINDS: tuple[Kind, ...] = ("output", "gradient", "parameter", "parameter gradient")
+#: How statistics are merged that are no sums.
+_EXTREMES = {"min": np.fmin, "max": np.fmax}
+
+#: How many rows of values are merged at once: 800,000 take 300 MB.
+_AT_ONCE = 250_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModulesOverSteps:
-    """The modules that ran in several steps. Matrices have a row for each place with values, a column for each step."""
+    """The modules that ran in several steps. Matrices have a row for each place, a column for each step."""
 
     times: Mapping[str, tuple[Sequence[Place], TimesOfSteps]]  # by phase, the places that ran, and matrices
-    places: Sequence[Place]  # the places with values
+    places: Sequence[Place | None]  # all places; None for those without values
     statistics: Mapping[Kind, StatColumns]  # matrices; those of parameters include what is inside
     nonfinite: Column  # as `nonfinite` and `nonfinite_inside` of summaries together
     measured: Column  # how many rows of its own a place has
@@ -41,20 +44,23 @@ def read_over_steps(data: RecordingData, steps: Column) -> ModulesOverSteps:
         data: the recording.
         steps: the numbers of two or more steps that have ended, ascending.
     """
-    chosen, placer, values = take_steps(data, steps), Placer(data), read_values(data, steps)
-    calls = read_calls(data.table("calls"), placer, steps, also=values.rows.call_id)
+    chosen, placer = take_steps(data, steps), Placer(data)
+    call_id = read_values(data, steps).rows.call_id
+    calls = read_calls(data.table("calls"), placer, steps, also=call_id)
+    merged = _merge_steps(data, steps, calls)
     times = CallTimes(on_device(calls), steps_on_device(chosen, calls))
     totals, _, _ = find_totals(placer.places, times)
-    found = find_rows_of_places(values, calls)
     roots = name_roots(placer.places)
     names = [(roots.get(place.module.root_id, ""), place.path) for place in placer.places]
-    merged = _Merger(values, steps, found)
+    has_values = np.any(merged["places"], axis=1)
     return ModulesOverSteps(
         times={phase: _sum_phase(times, totals, phase, names) for phase in MODULE_PHASES},
-        places=[names[place] for place in found.places.tolist()],
-        statistics={kind: merged.statistics(kind) for kind in _KINDS},
-        nonfinite=merged.nonfinite(),
-        measured=merged.measured(),
+        places=[name if has else None for name, has in zip(names, has_values.tolist(), strict=True)],
+        statistics={
+            kind: StatColumns(**{name: merged[f"{kind} {name}"] for name in RAW}) for kind in SUMMARIZED
+        },
+        nonfinite=merged["nonfinite"],
+        measured=merged["measured"],
     )
 
 
@@ -66,50 +72,52 @@ def _sum_phase(
     return [names[place] for place in at], summed
 
 
-class _Merger:
-    """Adds up the rows of places, step by step."""
+def _merge_steps(data: RecordingData, steps: Column, calls: Calls) -> Mapping[str, Column]:
+    """Returns what `_merge` does for all steps, of which it reads few at once."""
+    step = find_rows(steps, column_of(read_values(data, steps).rows.table, "step"))
+    before = np.cumsum(np.bincount(step, minlength=len(steps)))[:-1]
+    merged: dict[str, Column] = {}
+    for part in np.split(steps, np.flatnonzero(np.diff(before // _AT_ONCE, prepend=0)) + 1):
+        is_in = np.isin(steps, part)
+        for name, column in _merge(read_values(data, part), calls, part).items():
+            empty = np.empty((len(column), len(steps)), column.dtype)
+            merged.setdefault(name, empty)[:, is_in] = column
+    return merged
 
-    def __init__(self, values: StepValues, steps: Column, found: RowsOfPlaces) -> None:
-        self._values = values
-        self._found = found
-        self._step = find_rows(steps, column_of(values.rows.table, "step"))
-        self._shape = len(found.places), len(steps)
 
-    def statistics(self, kind: Kind) -> StatColumns:
-        """Returns the numbers of all rows of a kind together."""
-        rows, cell = self._find_cells([self._found.of(kind)])
-        stats = self._values.stats.take(rows)
-        lowest, highest = np.full((2, self._shape[0] * self._shape[1]), np.nan)
-        np.fmin.at(lowest, cell, stats.min)
-        np.fmax.at(highest, cell, stats.max)
-        return StatColumns(
-            count=self._add(cell, stats.count).astype(np.int64),
-            min=lowest.reshape(self._shape),
-            max=highest.reshape(self._shape),
-            sum=self._add(cell, stats.sum),
-            sumsq=self._add(cell, stats.sumsq),
-            nan_count=self._add(cell, stats.nan_count).astype(np.int64),
-            inf_count=self._add(cell, stats.inf_count).astype(np.int64),
-        )
+def _merge(values: StepValues, calls: Calls, steps: Column) -> Mapping[str, Column]:
+    """Returns matrices of the statistics of each kind, and of the other columns of `ModulesOverSteps`."""
+    found = find_rows_of_places(values, calls)
+    step = find_rows(steps, column_of(values.rows.table, "step"))
+    shape = len(calls.placer.places), len(steps)
+    has_values = np.zeros(shape, bool)
+    has_values[found.places] = True
 
-    def nonfinite(self) -> Column:
-        """Returns how many elements are not finite, with those inside."""
-        rows, cell = self._find_cells([self._found.bad_inside, *self._found.bad.values()])
-        return self._add(cell, self._values.stats.nonfinite[rows])
-
-    def measured(self) -> Column:
-        """Returns how many rows of its own each place has."""
-        rows, cell = self._find_cells([*self._found.own.values()])
-        return self._add(cell, np.ones(len(rows)))
-
-    def _find_cells(self, of_kinds: Sequence[Groups]) -> tuple[Rows, Rows]:
+    def find_cells(of_kinds: Iterable[Groups]) -> tuple[Rows, Rows]:
         """Returns the rows of all places, and for each the number of its cell, that of a place and a step."""
-        taken = [groups.take(self._found.places) for groups in of_kinds]
+        taken = [groups.take(np.arange(shape[0])) for groups in of_kinds]
         rows = np.concatenate([rows for rows, _ in taken])
-        place = np.concatenate([np.repeat(np.arange(self._shape[0]), counts) for _, counts in taken])
-        return rows, place * self._shape[1] + self._step[rows]
+        place = np.concatenate([np.repeat(np.arange(shape[0]), counts) for _, counts in taken])
+        return rows, place * shape[1] + step[rows]
 
-    def _add(self, cell: Rows, values: Column) -> Column:
-        size = self._shape[0] * self._shape[1]
-        added: Column = np.bincount(cell, values, size).reshape(self._shape)
+    def add(cell: Rows, numbers: Column) -> Column:
+        added: Column = np.bincount(cell, numbers, shape[0] * shape[1]).reshape(shape)
         return added
+
+    rows, cell = find_cells([found.bad_inside, *found.bad.values()])
+    _, own = find_cells(found.own.values())
+    merged = {
+        "places": has_values,
+        "nonfinite": add(cell, values.stats.nonfinite[rows]),
+        "measured": add(own, np.ones(len(own))),
+    }
+    for kind in SUMMARIZED:
+        rows, cell = find_cells([found.of(kind)])
+        for name in RAW:
+            numbers = getattr(values.stats, name)[rows]
+            if name in _EXTREMES:
+                merged[f"{kind} {name}"] = np.full(shape, np.nan)
+                _EXTREMES[name].at(merged[f"{kind} {name}"].reshape(-1), cell, numbers)
+            else:
+                merged[f"{kind} {name}"] = add(cell, numbers).astype(numbers.dtype)
+    return merged

@@ -29,7 +29,7 @@ _KIND_OF_ROLE = {
 _NO_KIND = -1
 _OF_PARAMETERS = (_PARAMETER, _PARAMETER_GRADIENT)
 #: The kinds that a summary has statistics of. A parameter counts as it was first measured.
-_SUMMARIZED: tuple[Kind, ...] = ("output", "gradient", "parameter", "parameter gradient")
+SUMMARIZED: tuple[Kind, ...] = ("output", "gradient", "parameter", "parameter gradient")
 _NO_SLOT = np.iinfo(np.int64).max
 
 #: How many places are summarized together.
@@ -43,8 +43,12 @@ class StepValues:
     """The measured rows of `values` of one step or several as columns."""
 
     rows: PlacedValues
-    stats: StatColumns
     kind: Column  # index of KINDS; _NO_KIND for roles that are not in summaries
+
+    @cached_property
+    def stats(self) -> StatColumns:
+        """The statistics of each row."""
+        return read_statistics(self.rows.table)
 
     @cached_property
     def measurement(self) -> Rows:
@@ -78,9 +82,7 @@ def read_values(data: RecordingData, steps: Column) -> StepValues:
         of_steps.role
     ]
     is_recomputed = (kind == _OUTPUT) & (of_steps.phase == PHASES.index(RECOMPUTE))
-    return StepValues(
-        rows=of_steps, stats=read_statistics(table), kind=np.where(is_recomputed, _RECOMPUTED, kind)
-    )
+    return StepValues(rows=of_steps, kind=np.where(is_recomputed, _RECOMPUTED, kind))
 
 
 def summarize_values(values: StepValues, calls: Calls) -> Mapping[int, ValueSummary]:
@@ -177,7 +179,7 @@ def _spread(place: Rows, rows: Rows, above: Rows, number: Rows) -> _Placed:
 
 def _summarize(values: StepValues, found: RowsOfPlaces, places: Rows) -> Iterator[tuple[int, ValueSummary]]:
     """Yields the summaries of places, whose rows are merged together."""
-    stats, of_kinds = values.stats, [found.of(kind) for kind in _SUMMARIZED]
+    stats, of_kinds = values.stats, [found.of(kind) for kind in SUMMARIZED]
     merged = [stats.merge_groups(*groups.take(places)) for groups in of_kinds]
     outputs, gradients = of_kinds[:2]
     lowest, highest = _find_slots(values, places, (outputs, gradients))

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import cache
+from functools import lru_cache
 
 import numpy as np
 
@@ -77,7 +77,9 @@ def _times(over_steps: ModulesOverSteps, rows: ModuleRows, steps: int) -> Iterat
 
 def _statistics(over_steps: ModulesOverSteps, rows: ModuleRows, steps: int) -> Iterator[ReportColumn]:
     """Yields the statistics of all rows; a row of equal modules has those of all of them together."""
-    place_rows = np.array([rows.index.get(place, NONE) for place in over_steps.places], np.int64)
+    place_rows = np.array(
+        [NONE if place is None else rows.index.get(place, NONE) for place in over_steps.places], np.int64
+    )
     shown = np.flatnonzero(place_rows >= 0)
 
     def to_rows(matrix: Column, unknown: float, combine: np.ufunc) -> Column:
@@ -85,7 +87,7 @@ def _statistics(over_steps: ModulesOverSteps, rows: ModuleRows, steps: int) -> I
         of_rows[place_rows[shown]] = matrix[shown]
         return rows.combine_alike(of_rows, combine).reshape(-1)
 
-    @cache
+    @lru_cache(2)  # those of all kinds take as much memory as the tree
     def merge(kind: Kind) -> StatColumns:
         of_places = over_steps.statistics[kind]
         return StatColumns(
