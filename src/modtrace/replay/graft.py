@@ -154,7 +154,7 @@ class _Outputs:
     def __init__(self, data: RecordingData, path: str, step: int | None) -> None:
         self._data, self.path = data, path
         selected = select_values(data, Selection(path, OUTPUT, None, FORWARD, steps=step, kept=True))
-        values = PlacedValues(data=data, table=selected.table)
+        values = PlacedValues(data=data, table=selected.select())
         steps = np.unique(values.step).tolist()
         if len(steps) > 1:
             raise ValueError(

@@ -55,7 +55,7 @@ def _find_measured(measured: list[RoleValues]) -> Iterator[tuple[_Key, str, str,
         if values.role in (PARAMETER, PARAMETER_GRAD):
             selected = values.selected
             sites, rows = np.unique(selected.site, return_index=True)
-            table = selected.table.select(["shape", "dtype"]).take(rows).to_pylist()
+            table = selected.select("shape", "dtype").take(rows).to_pylist()
             for site, row in zip(sites.tolist(), table, strict=True):
                 owner = selected.owners[site]
                 key = ((owner.root, owner.path), owner.slot)

@@ -334,7 +334,7 @@ def _outputs(measured: list[RoleValues], step: int | None) -> Outputs:
         if values.role != "output":
             continue
         rows = values.cells.single[values.cells.step == step]
-        table = values.selected.table.select(["dtype", "shape"]).take(rows)
+        table = values.selected.select("dtype", "shape").take(rows)
         for site, row in zip(values.selected.site[rows].tolist(), table.to_pylist(), strict=True):
             owner = values.selected.owners[site]
             outputs.setdefault((owner.root, owner.path), (row["dtype"], shape_text(row["shape"])))

@@ -10,7 +10,7 @@ from ...recording.arrow.arrays import to_numpy
 from ...recording.protocols import RecordingData
 from ...recording.role import OP_ROLES, PARAMETER_GRAD, TABLE
 from ...recording.statistics.known import title_of
-from ...recording.statistics.tier2 import read_tier2
+from ...recording.statistics.tier2 import TIER_2_COLUMNS, read_tier2
 from ..tables.columns import Bools, Column, dictionary_codes
 from ..values.history_statistics import (
     Cells,
@@ -20,7 +20,7 @@ from ..values.history_statistics import (
     merge_tier2_cells,
     to_stat,
 )
-from ..values.selection import Owner, SelectedValues, Selection, select_values
+from ..values.selection import Owner, Places, SelectedValues, Selection, select_values
 from .module_columns import CLIPPED
 from .modules import Place
 from .tables import NONE, ReportTable, narrow, number_column, round_to_show, text_column
@@ -42,20 +42,20 @@ class RoleValues:
 
     def has(self, column: str) -> Bools:
         """Returns in which cells, of a site and step, a column has a value."""
-        return to_numpy(self.selected.table[column].is_valid())[self.cells.single]
+        return to_numpy(self.selected.select(column)[column].is_valid())[self.cells.single]
 
 
 def read_measured(data: RecordingData) -> list[RoleValues]:
     """Returns the measured values of modules and parameters, one entry a role; empty if nothing was measured."""
     _, roles = dictionary_codes(data.table("sites")["role"])
     measured: list[RoleValues] = []
-    sites = 0
+    sites, places = 0, Places(data)
     for role in TABLE:
         if role.name not in roles or role.name in OP_ROLES:
             continue
         try:
-            selected = select_values(data, Selection(role=role.name, counters=False))
-            selected = _join_replaced(selected.filter(is_measured(to_stat("rms"), selected.table)))
+            selected = select_values(data, Selection(role=role.name, counters=False), places)
+            selected = _join_replaced(selected.filter(is_measured(to_stat("rms"), selected)))
         except (ModtraceError, ValueError):  # the role has sites, but no measurements
             continue
         measured.append(RoleValues(role.name, selected, group_rows(selected), sites))
@@ -163,7 +163,7 @@ def tabulate_histograms(
         wanted = np.flatnonzero(values.has("histogram") & np.isin(cells.step, shown))
         if not len(wanted):
             continue
-        tier2 = merge_tier2_cells(read_tier2(values.selected.table), cells)
+        tier2 = merge_tier2_cells(read_tier2(values.selected.select(*TIER_2_COLUMNS)), cells)
         for cell in wanted.tolist():
             bins = np.asarray(tier2.histogram[cell])
             filled = np.flatnonzero(bins)

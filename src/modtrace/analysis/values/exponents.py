@@ -8,7 +8,7 @@ import numpy as np
 from ...recording.arrow.arrays import to_numpy
 from ...recording.protocols import RecordingData
 from ...recording.statistics.moments import Numbers
-from ...recording.statistics.tier2 import read_tier2
+from ...recording.statistics.tier2 import TIER_2_COLUMNS, read_tier2
 from ...recording.suggestions import first_few
 from ..tables.columns import column_of
 from .history_statistics import group_rows, merge_tier2_cells
@@ -42,7 +42,7 @@ def build_exponents(data: RecordingData, selection: Selection, step: int | None 
     if step is not None:
         selection = replace(selection, steps=step if isinstance(step, Integral) else [step])
     selected = select_values(data, selection)
-    measured = to_numpy(selected.table["histogram"].is_valid())
+    measured = to_numpy(selected.select("histogram")["histogram"].is_valid())
     if not measured.any():
         raise ValueError(_describe_none(data, selection, "steps" if step is None else "step"))
     selected = selected.filter(measured)
@@ -56,7 +56,7 @@ def build_exponents(data: RecordingData, selection: Selection, step: int | None 
             "and a histogram over steps is of one. "
             "Give its path, or step= (--step) for all of them in one step."
         )
-    merged = merge_tier2_cells(read_tier2(selected.table), cells)
+    merged = merge_tier2_cells(read_tier2(selected.select(*TIER_2_COLUMNS)), cells)
     with np.errstate(all="ignore"):
         return Exponents(
             steps=tuple(cells.step.tolist()),
@@ -70,7 +70,7 @@ def build_exponents(data: RecordingData, selection: Selection, step: int | None 
 
 def _describe_none(data: RecordingData, selection: Selection, argument: str) -> str:
     """Returns the reason why there is no histogram: none was recorded, or only in other steps."""
-    table = select_values(data, replace(selection, steps=None)).table
+    table = select_values(data, replace(selection, steps=None)).select("step", "histogram")
     steps = np.unique(column_of(table, "step")[to_numpy(table["histogram"].is_valid())]).tolist()
     if not steps:
         return (

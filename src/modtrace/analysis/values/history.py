@@ -56,7 +56,7 @@ def build_history(data: RecordingData, stat: str, selection: Selection) -> Histo
         return _relative_history(data, selection)
     known = to_stat(stat)
     selected = select_values(data, selection)
-    selected = selected.filter(is_measured(known, selected.table))
+    selected = selected.filter(is_measured(known, selected))
     cells = group_rows(selected)
     steps = np.unique(cells.step)
     cell = (np.searchsorted(steps, cells.step), cells.site)

@@ -13,10 +13,10 @@ from ...recording.json_text import parse_json
 from ...recording.statistics.known import OF_FORMATS, QUANTILE, STATISTICS
 from ...recording.statistics.moments import DERIVED, RAW, Counts, Numbers, read_statistics
 from ...recording.statistics.number_formats import FORMATS
-from ...recording.statistics.tier2 import Tier2Columns, read_tier2
+from ...recording.statistics.tier2 import TIER_2_COLUMNS, Tier2Columns, read_tier2
 from ...recording.statistics.tier2_merge import merge_groups
 from ...recording.suggestions import did_you_mean
-from ..tables.columns import ArrowTable, Bools, Rows, column_of
+from ..tables.columns import Bools, Rows, column_of
 from .selection import SelectedValues
 
 
@@ -45,7 +45,7 @@ class Cells:
 
 def group_rows(found: SelectedValues) -> Cells:
     """Returns the cells, by step and then by site."""
-    step = column_of(found.table, "step").astype(np.int64)
+    step = column_of(found.select("step"), "step").astype(np.int64)
     rows = np.lexsort((found.site, step))
     new = np.ones(len(rows), bool)
     new[1:] = (np.diff(step[rows]) != 0) | (np.diff(found.site[rows]) != 0)
@@ -102,15 +102,15 @@ def stat_names() -> list[str]:
     return [*STATISTICS, "relative", _USER, *of_formats, f"{QUANTILE}:PART", f"{_USER}:KEY"]
 
 
-def is_measured(stat: Stat, values: ArrowTable) -> Bools:
-    """Returns which rows have a statistic, and refuses tables without any.
+def is_measured(stat: Stat, found: SelectedValues) -> Bools:
+    """Returns which rows have a statistic, and refuses selections without any.
 
     Raises:
         ValueError: no row has the statistic.
     """
-    measured: Bools = to_numpy(values[stat.column].is_valid())
+    measured: Bools = to_numpy(found.select(stat.column)[stat.column].is_valid())
     if not measured.any():
-        notes = sorted({note for note in values["note"].to_pylist() if note})
+        notes = sorted({note for note in found.select("note")["note"].to_pylist() if note})
         why = f" Of these tensors it says: {'; '.join(notes[:3])}." if notes else ""
         raise ValueError(f"stat={stat.name!r} was not measured here. Record it with {stat.how}.{why}")
     return measured
@@ -118,13 +118,13 @@ def is_measured(stat: Stat, values: ArrowTable) -> Bools:
 
 def count_nonfinite(found: SelectedValues, cells: Cells) -> Counts:
     """Returns the numbers of NaN and infinite elements in each cell."""
-    counts = read_statistics(found.table).nonfinite[cells.rows]
+    counts = read_statistics(found.select(*RAW)).nonfinite[cells.rows]
     return np.add.reduceat(counts, cells.first) if len(cells.first) else counts
 
 
 def _compute_usual(name: str, found: SelectedValues, cells: Cells) -> Numbers:
     """Returns a statistic of each cell over all numbers of its rows, by the rules of `StatColumns.merge`."""
-    stats = read_statistics(found.table)
+    stats = read_statistics(found.select(*RAW))
     merged = stats.take(cells.single)
     for cell, rows in cells.several():
         together = stats.merge(rows)
@@ -142,7 +142,7 @@ def _is_part(text: str) -> bool:
 
 
 def _compute_tier2(name: str, found: SelectedValues, cells: Cells) -> Numbers:
-    merged = merge_tier2_cells(read_tier2(found.table), cells)
+    merged = merge_tier2_cells(read_tier2(found.select(*TIER_2_COLUMNS)), cells)
     kind, _, argument = name.partition(":")
     if kind == QUANTILE:
         low, high = merged.quantile(float(argument))
@@ -170,7 +170,7 @@ def _compute_user(name: str, found: SelectedValues, cells: Cells) -> Numbers:
             f"stat={name!r}: {found.names[cells.site[cell]]} has {len(rows)} values of yours in step "
             f"{cells.step[cell]}, and they do not merge. Choose one with call=, slot= or phase= in Python."
         )
-    texts = found.table[_USER].take(from_numpy(cells.single)).to_pylist()
+    texts = found.select(_USER)[_USER].take(from_numpy(cells.single)).to_pylist()
     keys = name.split(":")[1:]
     return np.array([_read_number(_parse_user(text), keys) for text in texts], np.float64)
 

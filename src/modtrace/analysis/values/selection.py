@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...errors import NothingRecordedError
+from ...recording.arrow.arrays import from_numpy
 from ...recording.module_path import join
 from ...recording.options.path_filter import PathFilter, describe_unmatched, to_path_filter, unmatched
 from ...recording.options.schedule import to_schedule
@@ -55,15 +56,20 @@ class SelectedValues:
     modules before inner ones. A measurement that a wrapper shares with the wrapped module occurs once.
     """
 
-    table: ArrowTable
+    source: ArrowTable  # the table of which `rows` are selected
+    rows: Rows
     site: Rows  # indices of `names`
     names: tuple[str, ...]
     primary: tuple[bool, ...]  # for each site, whether it is the first or only slot of its module
     owners: tuple[Owner, ...]  # the owner of each site
 
+    def select(self, *columns: str) -> ArrowTable:
+        """Returns some columns of the rows, which are read anew each time; without names, all columns."""
+        return (self.source.select(columns) if columns else self.source).take(from_numpy(self.rows))
+
     def filter(self, kept: Bools) -> "SelectedValues":
         """Returns a selection of the rows, with all names."""
-        return replace(self, table=keep_rows(self.table, kept), site=self.site[kept])
+        return replace(self, rows=self.rows[kept], site=self.site[kept])
 
 
 @dataclass(frozen=True)
@@ -89,8 +95,15 @@ class _Site(NamedTuple):
     op_nth: int
 
 
-def select_values(data: RecordingData, selection: Selection) -> SelectedValues:
+def select_values(
+    data: RecordingData, selection: Selection, places: "Places | None" = None
+) -> SelectedValues:
     """Returns the selected rows.
+
+    Args:
+        data: the recording.
+        selection: the criteria.
+        places: the places of the recording's calls, if they were read before.
 
     Raises:
         TypeError: the path or the steps have a wrong type.
@@ -101,8 +114,9 @@ def select_values(data: RecordingData, selection: Selection) -> SelectedValues:
         raise ValueError(f"role={selection.role!r}: give one of {', '.join(ROLES)}")
     if selection.phase is not None and selection.phase not in PHASES:
         raise ValueError(f"phase={selection.phase!r}: give one of {', '.join(PHASES)}, or None")
-    values = _read_role(data, selection)
-    places = _Places(values)
+    source, of_role = _find_role(data, selection)
+    values = PlacedValues(data=data, table=keep_rows(source.select(_PLACING), of_role))
+    places = places or Places(data)
     site_of_row, distinct = _find_sites(values, places)
     kept = _match(paths, distinct, selection)[site_of_row]
     kept &= _narrow(kept, values, selection)
@@ -118,7 +132,8 @@ def select_values(data: RecordingData, selection: Selection) -> SelectedValues:
         first.setdefault((one.place, one.op, one.op_nth), one)
     is_of_calls = selection.role in _OF_CALLS
     return SelectedValues(
-        table=keep_rows(values.table, np.isin(np.arange(len(kept)), rows, assume_unique=True)),
+        source=source,
+        rows=np.flatnonzero(of_role)[rows],
         site=site,
         names=tuple(_name(one, selection.role, has_roots) for one in shown),
         primary=tuple(not is_of_calls or first[one.place, one.op, one.op_nth] == one for one in shown),
@@ -126,8 +141,12 @@ def select_values(data: RecordingData, selection: Selection) -> SelectedValues:
     )
 
 
-def _read_role(data: RecordingData, selection: Selection) -> PlacedValues:
-    """Returns the rows of the selected role."""
+#: The columns that say where rows belong.
+_PLACING = ("step", "phase", "site_id", "call_id", "op_id", "order", "numel")
+
+
+def _find_role(data: RecordingData, selection: Selection) -> tuple[ArrowTable, Bools]:
+    """Returns the table to select from, and which of its rows have the selected role."""
     table = kept_values(data) if selection.kept else data.table("values")
     require_rows(data, "values")
     values = PlacedValues(data=data, table=table)
@@ -135,7 +154,7 @@ def _read_role(data: RecordingData, selection: Selection) -> PlacedValues:
     if not is_selected.any():
         roles = sorted(values.roles[code] for code in np.unique(values.role).tolist() if code >= 0)
         raise NothingRecordedError(_describe_no_role(selection, roles) + say_missing(data.meta.marks))
-    return PlacedValues(data=data, table=keep_rows(table, is_selected))
+    return table, is_selected
 
 
 def kept_values(data: RecordingData) -> ArrowTable:
@@ -161,17 +180,25 @@ def _describe_no_role(selection: Selection, roles: Sequence[str]) -> str:
     )
 
 
-class _Places:
-    """The places of the rows in the module tree."""
+class Places:
+    """The places of the recording's calls in the module tree."""
 
-    def __init__(self, values: PlacedValues) -> None:
-        placer = Placer(values.data)
-        calls = read_all_calls(values.data.table("calls"), placer)
-        self.of_row = values.find_places(calls)
+    def __init__(self, data: RecordingData) -> None:
+        self._placer = placer = Placer(data)
+        self._calls = calls = read_all_calls(data.table("calls"), placer)
         self._names = placer.name_modules()
         self._started = np.full(len(self._names), np.inf)  # the time of each place's first forward call
         rows = np.flatnonzero((calls.phase == PHASES.index(FORWARD)) & (calls.place != NOWHERE))
         np.minimum.at(self._started, calls.place[rows], calls.start_ns[rows].astype(np.float64))
+
+    def find(self, values: PlacedValues) -> Rows:
+        """Returns the index of each row's place, as `PlacedValues.find_places` does."""
+        found = values.find_places(self._calls)
+        added = len(self._placer.places) - len(self._names)
+        if added:  # modules that the recording does not describe
+            self._names = self._placer.name_modules()
+            self._started = np.append(self._started, np.full(added, np.inf))
+        return found
 
     def find_owner(self, place: int, slot: str) -> Owner:
         if place == NOWHERE:
@@ -184,13 +211,14 @@ class _Places:
         return (float(self._started[place]), place) if place != NOWHERE else (np.inf, len(self._names))
 
 
-def _find_sites(values: PlacedValues, places: _Places) -> tuple[Rows, list[_Site]]:
+def _find_sites(values: PlacedValues, places: Places) -> tuple[Rows, list[_Site]]:
     """Returns the index of each row's site, and the sites."""
     sites = values.data.table("sites")
     op, ops = dictionary_codes(sites["op"])
     op_nth = values.at_sites(column_of(sites, "op_nth"))
-    columns = (places.of_row, values.slot, values.at_sites(op), op_nth)
-    order = np.lexsort((places.of_row, values.site))
+    place = places.find(values)
+    columns = (place, values.slot, values.at_sites(op), op_nth)
+    order = np.lexsort((place, values.site))
     keys, _ = number_keys(*((column[order], column[:0]) for column in columns))
     _, first, which = np.unique(keys, return_index=True, return_inverse=True)
     rows = np.sort(first)  # the sites are in the order in which the table has them
@@ -311,7 +339,7 @@ def _take_once(values: PlacedValues, rows: Rows, site: Rows) -> Rows:
 
 
 def _order_sites(
-    site_of_row: Rows, distinct: Sequence[_Site], places: _Places, role: str
+    site_of_row: Rows, distinct: Sequence[_Site], places: Places, role: str
 ) -> tuple[list[_Site], Rows]:
     """Returns the remaining sites in layer order, and for each row the index of its site."""
 

@@ -36,7 +36,7 @@ def build_stack(data: RecordingData, step: int | None, selection: Selection) -> 
     selected = select_values(data, replace(selection, kept=True, steps=step))
     if selection.slot is None:
         selected = selected.filter(np.array(selected.primary, bool)[selected.site])
-    steps = np.unique(column_of(selected.table, "step")).tolist()
+    steps = np.unique(column_of(selected.select("step"), "step")).tolist()
     if step is None and len(steps) > 1:
         raise ValueError(
             f"stack(): tensors of {len(steps)} steps are there ({first_few(steps)}). Give step=."
@@ -50,7 +50,7 @@ def build_stack(data: RecordingData, step: int | None, selection: Selection) -> 
             "Choose one with call=, slot= or phase=."
         )
     names = tuple(selected.names[site] for site in cells.site.tolist())
-    blobs = selected.table["blob"].take(from_numpy(cells.single)).to_pylist()
+    blobs = selected.select("blob")["blob"].take(from_numpy(cells.single)).to_pylist()
     tensors = {name: data.tensor(blob) for name, blob in zip(names, blobs, strict=True)}
     first = tensors[names[0]]
     for name, tensor in tensors.items():

@@ -53,7 +53,7 @@ def _rows_of_site(data: RecordingData, site: str | int, selection: Selection) ->
             f"tensor({site!r}): {len(selected.names)} sites are meant: {first_few(selected.names)}. "
             "Give the path of one, or slot=."
         )
-    return selected.table
+    return selected.select()
 
 
 def _rows_of_id(values: ArrowTable, site: object, selection: Selection) -> ArrowTable:

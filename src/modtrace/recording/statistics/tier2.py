@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from ..arrow.arrays import from_numpy, to_numpy
 from .known import SUMS, names_of
-from .moments import SMALLEST_SUM, Counts, Numbers, StatColumns, divide, read_statistics
+from .moments import RAW, SMALLEST_SUM, Counts, Numbers, StatColumns, divide, read_statistics
 from .number_formats import to_format
 
 BINS = 256
@@ -179,6 +179,10 @@ class Tier2Columns:
             with np.errstate(all="ignore"):
                 results[:, some] = measure(self.histogram[self.histogram_row[some]], some)
         return results
+
+
+#: The columns of the `values` table that `read_tier2` reads.
+TIER_2_COLUMNS = (*RAW, "sumabs", "zero_count", "sum4", "argmax", "histogram", "channel_max")
 
 
 def read_tier2(values: pa.Table) -> Tier2Columns:

@@ -138,9 +138,8 @@ def _list_of_role(
 def _find_bad_sites(data: RecordingData, selection: Selection) -> list[int]:
     """Returns the sites that are not finite at some time, the first to be so first."""
     selected = select_values(data, selection)
-    step, order, nan, inf = (
-        column_of(selected.table, name) for name in ("step", "order", "nan_count", "inf_count")
-    )
+    table = selected.select("step", "order", "nan_count", "inf_count")
+    step, order, nan, inf = (column_of(table, name) for name in table.column_names)
     bad = np.flatnonzero((nan > 0) | (inf > 0))
     in_time = bad[np.lexsort((order[bad], step[bad]))]
     return list(dict.fromkeys(selected.site[in_time].tolist()))
