@@ -31,11 +31,12 @@ def encode_payload(report: Report) -> str:
     values, numbers = to_payload(report)
     text = json.dumps(values, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
     encoded = text.encode("utf-8", "replace")
-    packed = gzip.compress(struct.pack("<I", len(encoded)) + encoded + numbers, compresslevel=6, mtime=0)
+    parts = struct.pack("<I", len(encoded)), encoded, numbers
+    packed = gzip.compress(b"".join(parts), compresslevel=6, mtime=0)
     return base64.b64encode(packed).decode("ascii")
 
 
-def to_payload(report: Report) -> tuple[dict[str, Any], bytes]:
+def to_payload(report: Report) -> tuple[dict[str, Any], bytearray]:
     """Returns the payload as JSON values with control characters escaped, and the bytes that its columns refer to."""
     dictionaries: dict[str, list[str]] = {}
     numbers = bytearray()
@@ -61,7 +62,7 @@ def to_payload(report: Report) -> tuple[dict[str, Any], bytes]:
         "findings": [describe_finding(finding) for finding in report.findings],
         "compared": _describe_compared(report),
     }
-    return _escape(values), bytes(numbers)
+    return _escape(values), numbers
 
 
 def _describe_compared(report: Report) -> dict[str, Any] | None:
