@@ -159,10 +159,12 @@ def _average(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
         return _NOTHING
     mean = add_up([part["sum"] for part in parts]) / len(parts)
     is_finite = math.isfinite(mean)
+    with np.errstate(over="ignore"):  # a power may be infinite
+        powers = {name: float(np.float64(abs(mean)) ** power) for name, power in POWERS.items()}
     return {
         **_merge_statistics(parts[:1]),
         **dict.fromkeys(("min", "max", "sum"), mean),
-        **{name: None if parts[0][name] is None else abs(mean) ** power for name, power in POWERS.items()},
+        **{name: None if parts[0][name] is None else powers[name] for name in POWERS},
         "nan_count": int(math.isnan(mean)),
         "inf_count": int(math.isinf(mean)),
         "zero_count": None if parts[0]["zero_count"] is None else int(mean == 0),
