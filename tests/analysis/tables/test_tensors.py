@@ -4,10 +4,12 @@ import math
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modtrace.analysis.tables.tensors import Tensors, count_elements, read_sizes
+from modtrace.errors import DamagedRecordingError
 
 SHAPES = st.lists(st.integers(0, 4), max_size=4)
 ROWS = st.lists(
@@ -53,6 +55,12 @@ def test_columns_of_tensors_are_those_of_each_tensor(
     memory = tensors.memory.tolist()
     for row, (*_, storage) in enumerate(rows):
         assert memory[row] == (-1 - row if storage is None else storage)
+
+
+def test_strides_that_do_not_fit_the_shape_are_damage() -> None:
+    tensors = make_tensors([([2, 3], [3, 1], 0, 0), ([2, 3], [3], 0, 1)], 1)
+    with pytest.raises(DamagedRecordingError, match=r"^tensors.stride: a tensor of 2 sizes has 1 stride\. "):
+        _ = tensors.bounds
 
 
 def test_one_long_shape_does_not_widen_the_matrix_for_all() -> None:

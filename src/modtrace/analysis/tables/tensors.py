@@ -9,7 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ...errors import DamagedRecordingError
 from ...recording.arrow.arrays import from_numpy, to_numpy
+from ...recording.suggestions import count_of
 from .columns import Bools, Column, Rows, column_of, dictionary_codes, lazy_column, number_keys, ranges
 
 #: The beginnings of the names of integer dtypes.
@@ -85,7 +87,13 @@ class Tensors:
         """
         is_known = self.storage >= 0
         table = self.table if is_known.all() else self.table.filter(from_numpy(is_known))
-        (counts, sizes), (_, strides) = (_read_lists(table[name]) for name in ("shape", "stride"))
+        (counts, sizes), (of_strides, strides) = (_read_lists(table[name]) for name in ("shape", "stride"))
+        for row in np.flatnonzero(counts != of_strides)[:1].tolist():
+            count = count_of(int(of_strides[row]), "stride")
+            raise DamagedRecordingError(
+                f"tensors.stride: a tensor of {count_of(int(counts[row]), 'size')} has {count}. "
+                "Copy the recording again."
+            )
         extent = _reduce(np.add, (sizes - 1) * strides, counts, 1)
         start, stop = np.zeros(len(self), np.int64), np.ones(len(self), np.int64)
         start[is_known] = column_of(table, "offset")
