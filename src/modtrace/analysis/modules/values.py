@@ -130,7 +130,7 @@ def find_rows_of_places(values: StepValues, calls: Calls) -> RowsOfPlaces:
     is_bad = values.stats.nonfinite > 0
     bad = [(at[is_bad[rows]], rows[is_bad[rows]]) for at, rows in own]
     at, rows = (np.concatenate(columns) for columns in zip(*bad, strict=True))
-    around = _spread(above[at], rows, above, number)
+    around = _place_around(above[at], rows, above, number)
 
     def group(placed: _Placed) -> Groups:
         return Groups(*placed, size)
@@ -138,7 +138,9 @@ def find_rows_of_places(values: StepValues, calls: Calls) -> RowsOfPlaces:
     return RowsOfPlaces(
         places=upwards[has_rows[upwards]],
         own={kind: group(placed) for kind, placed in enumerate(own)},
-        inside={kind: group(values.take_once(_spread(*own[kind], above, number))) for kind in _OF_PARAMETERS},
+        inside={
+            kind: group(values.take_once(_place_around(*own[kind], above, number))) for kind in _OF_PARAMETERS
+        },
         bad={kind: group(placed) for kind, placed in enumerate(bad)} if len(rows) else {},
         bad_inside=group(values.take_once(around)),
     )
@@ -162,7 +164,7 @@ def _find_own(values: StepValues, place: Rows, placer: Placer) -> list[_Placed]:
     return found
 
 
-def _spread(place: Rows, rows: Rows, above: Rows, number: Rows) -> _Placed:
+def _place_around(place: Rows, rows: Rows, above: Rows, number: Rows) -> _Placed:
     """Returns rows at their places and at all places around these, in the order of the numbers of their own places."""
     known = place >= 0
     place, rows = place[known], rows[known]
