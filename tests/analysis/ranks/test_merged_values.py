@@ -283,6 +283,26 @@ def test_loss_of_a_batch_is_the_mean_of_those_of_its_parts(losses: tuple[float, 
         assert row["sumsq"] == pytest.approx(mean**2, nan_ok=True)
 
 
+UNKNOWN = dict.fromkeys(("min", "max", "sum"))
+
+
+def test_statistics_that_a_damaged_row_lacks_are_not_known_of_all_ranks() -> None:
+    whole = np.arange(8.0).reshape(4, 2)
+    row = merged_row(part(whole, slice(0, 2), 0), part(whole, slice(2, 4), 1, **UNKNOWN))
+    assert (row["count"], row["min"], row["max"], row["sum"]) == (8, None, None, None)
+
+
+def test_mean_of_losses_of_which_a_damaged_row_lacks_one_is_not_known() -> None:
+    ranks = []
+    for rank, more in enumerate([{}, UNKNOWN]):
+        build = RecordingBuilder(rank=rank, world_size=2, complete=True)
+        net = build.module("", "Net")
+        build.step(0, 0, 500)
+        build.output(build.call(net, 0, 100), [1.0], shape=[], **more)
+        ranks.append((rank, build.data()))
+    assert merged_row(*ranks)["count"] is None
+
+
 def test_outputs_with_other_dimensions_on_each_rank_are_not_compared() -> None:
     ranks = []
     for rank, (numbers, shape) in enumerate([([1.0], []), ([1.0, 2.0], [2])]):

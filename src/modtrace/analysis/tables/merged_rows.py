@@ -144,7 +144,10 @@ def _merge_statistics(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
     for name, choose in (("min", min), ("max", max)):
         ends = [part[name] for part in filled]
-        found[name] = (math.nan if any(map(math.isnan, ends)) else choose(ends)) if ends else None
+        if not ends or None in ends:
+            found[name] = None
+        else:
+            found[name] = math.nan if any(map(math.isnan, ends)) else choose(ends)
     for name in ("sum", "sumsq", "sumabs", "sum4"):
         numbers = [part[name] for part in parts]
         found[name] = None if None in numbers else add_up(numbers)
@@ -155,7 +158,7 @@ def _merge_statistics(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def _average(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Returns the statistics of the mean over ranks of a tensor of one element, such as the loss of each part."""
-    if any(part["count"] is None for part in parts):
+    if any(part["count"] is None or part["sum"] is None for part in parts):
         return _NOTHING
     mean = add_up([part["sum"] for part in parts]) / len(parts)
     is_finite = math.isfinite(mean)
