@@ -11,6 +11,7 @@ from torch.nn import functional as F
 import modtrace
 from builders import RecordingBuilder
 from modtrace.analysis.divergence.answer import Comparison
+from modtrace.errors import NothingRecordedError
 
 
 class Block(nn.Module):
@@ -365,3 +366,17 @@ def test_what_was_not_compared_is_counted_by_the_reason() -> None:
         "1 equal; 4 not compared (2 a partial sum, 1 on no device, 1 not measured: no)"
         in str(found).splitlines()[1]
     )
+
+
+def test_steps_of_equal_numbers_and_other_kinds_are_named_by_their_kinds() -> None:
+    recordings = []
+    for kind in ("train", "eval"):
+        build = RecordingBuilder()
+        net = build.module("", "Net")
+        for step in (0, 1):
+            build.step(step, 1000 * step, 1000 * step + 900, kind=kind)
+            build.output(build.call(net, 1000 * step, 1000 * step + 600), [1.0])
+        recordings.append(build.data())
+    text = "the first has measured train steps 0..1, the second eval steps 0..1. "
+    with pytest.raises(NothingRecordedError, match=text):
+        modtrace.compare(*map(modtrace.Recording, recordings))

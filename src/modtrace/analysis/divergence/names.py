@@ -12,7 +12,7 @@ from ...recording.role import BY_NAME
 from ...recording.suggestions import count_of
 from ..alignment.contract import HARMLESS, REASONS, Alignment, Unpaired, UnpairedRows
 from ..graph.parts import forms_of_op
-from ..tables.chosen_step import name_steps
+from ..tables.chosen_step import find_step_kinds, name_steps
 from ..tables.columns import Bools, Column, Rows
 from ..tables.placement import ModuleName
 from ..tables.run import RunTables
@@ -159,10 +159,10 @@ _NAMED = 5
 def explain_nothing(a: RunTables, b: RunTables, alignment: Alignment) -> str:
     """Returns why no tensor of one recording has a partner in the other, and which names are similar."""
     if not len(alignment.steps):
-        steps, steps_b = (name_steps(np.unique(tables.values.step).tolist()) for tables in (a, b))
         return (
-            f"the two recordings have no step in common: the first has measured steps {steps}, the second {steps_b}. "
-            "step=(A, B) (--step A:B) compares two steps of different numbers."
+            f"the two recordings have no step in common: the first has measured {_name_steps(a)}, the second "
+            f"{_name_steps(b)}. step=(A, B) (modtrace compare --step A:B) compares two steps of different numbers or "
+            "kinds."
         )
     if alignment.modules:
         modules = count_of(len(alignment.modules), "aligned module")
@@ -170,6 +170,17 @@ def explain_nothing(a: RunTables, b: RunTables, alignment: Alignment) -> str:
         return f"{text} Record both with the same captures, and both with ops or without."
     advice = "map=['EXPRESSION=PATH'] (--map 'EXPRESSION=PATH') says how modules of the first are called in the second."
     return f"the two recordings have no module in common. {_name_nearest(alignment)} {advice}"
+
+
+def _name_steps(tables: RunTables) -> str:
+    """Returns the steps with values by their kind: `train steps 0..9 and eval steps 10`."""
+    kinds, steps = find_step_kinds(tables.data), np.unique(tables.values.step).tolist()
+    of_kinds = [
+        (kind, [step for step in steps if kinds.get(step) == kind])
+        for kind in dict.fromkeys(map(kinds.get, steps))
+    ]
+    named = [f"{kind or 'unfinished'} steps {name_steps(of_kind)}" for kind, of_kind in of_kinds]
+    return " and ".join(named) or "none"
 
 
 def _name_nearest(alignment: Alignment) -> str:
