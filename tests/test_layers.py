@@ -107,7 +107,7 @@ MAY_IMPORT_INSIDE: dict[str, dict[str, set[str]]] = {
         "timeline": {"tables"},
         "alignment": {"tables"},
         "provenance": {"values", "graph", "alignment", "tables"},
-        "divergence": {"alignment", "graph", "tables"},
+        "divergence": {"alignment", "graph", "ranks", "tables"},
         "ranks": {"provenance", "values", "tables"},
         "findings": {"ranks", "provenance", "values", "tables"},
         "report": {

@@ -5,10 +5,12 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from builders import RecordingBuilder, TypedRecording
+from modtrace.analysis.divergence.compare import compare_recordings
 from modtrace.analysis.findings.all_checks import CHECKS
 from modtrace.analysis.findings.check import check
 from modtrace.analysis.findings.finding import Finding, Findings
 from modtrace.analysis.findings.of_ranks import check_ranks
+from modtrace.analysis.tables.ranks import RanksData
 from modtrace.analysis.tables.sampled_steps import SampledSteps
 from modtrace.recording.suggestions import ranges_of
 
@@ -37,6 +39,16 @@ def test_replica_that_differs_is_an_error_with_its_rank() -> None:
     [found] = _check(_rank(0), _rank(1, weight=3.0), _rank(2)).findings
     assert (found.check, found.severity, found.rank, found.step) == ("replicas", "error", 1, 1)
     assert found.text == "rank 1 alone has other numbers in parameter head.weight, step 1"
+
+
+def test_comparison_says_that_the_ranks_of_a_run_have_parted() -> None:
+    """Of replicas only those of the lowest rank are compared, which are equal here."""
+    alike, parted = (RanksData([_rank(0), _rank(1, weight=weight), _rank(2)]) for weight in (1.0, 3.0))
+    text = "rank 1 alone has other numbers in parameter head.weight, step 1; modtrace ranks tells more"
+    one = _rank(0, world=1)[1]
+    assert compare_recordings(one, alike).marks == ()
+    assert compare_recordings(one, parted).marks == (f"second: {text}",)
+    assert compare_recordings(parted, one).marks == (f"first: {text}",)
 
 
 def test_what_one_rank_has_names_it_and_what_all_have_stands_once() -> None:

@@ -47,7 +47,7 @@ from .kept_pairs import pair_runs
 from .names import explain_nothing, label, list_unmatched
 from .paired_run import records_ops
 from .pairs import ComparedPairs, compare_pairs
-from .rank_answers import merge_answers
+from .rank_answers import mark_unlike_replicas, merge_answers
 from .ranking import Ranking, choose_cancelling, choose_first, find_made_before, first_of_each, merge_rankings
 from .recomputes import MergedPairs, compare_recomputed, merge_pairs
 
@@ -127,7 +127,8 @@ def _compare_runs(
             "Record both with values='stats', or the same captures."
         )
     found = _build_answer(a, b, alignment, parts, allow_missing)
-    return found if runs.text is None else replace(found, environment=(*found.environment, runs.text))
+    environment = found.environment if runs.text is None else (*found.environment, runs.text)
+    return replace(found, environment=environment, marks=(*found.marks, *mark_unlike_replicas(a, b)))
 
 
 def _compare_all(

@@ -1,16 +1,19 @@
-"""Merges the comparisons of the ranks of two runs into one answer, that of the rank where the runs part first."""
+"""Merges the comparisons of the ranks of two runs into one answer, and marks runs whose ranks have parted."""
 
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from ...recording.protocols import RecordingData
+from ..ranks.replicas import check_replicas
 from ..tables.columns import ArrowTable, build_table, take_of_tables
 from ..tables.rank_values import PHASE_ORDER, StepOrder
-from .answer import Comparison, Divergence
+from ..tables.ranks import RanksData
+from .answer import FIRST, SECOND, Comparison, Divergence
 
 _COUNTS = ("compared", "equal", "within", "absorbed", "beyond", "inherited", "made", "unmeasured")
 
@@ -87,3 +90,11 @@ def _join_tables(tables: Mapping[int, ArrowTable]) -> ArrowTable:
     joined = take_of_tables([*tables.values()], np.arange(sum(sizes)))
     columns = {name: joined[name] for name in joined.column_names}
     return build_table({**columns, "rank": np.repeat([*tables], sizes)})
+
+
+def mark_unlike_replicas(a: RecordingData, b: RecordingData) -> Iterator[str]:
+    """Yields what says that ranks of one run have parted: of replicas, only those of the lowest rank are compared."""
+    for name, run in ((FIRST, a), (SECOND, b)):
+        check = check_replicas(run.ranks) if isinstance(run, RanksData) and len(run.ranks) > 1 else None
+        if check is not None and check.first and not check.may_be_own:
+            yield f"{name}: {check.first[0]}; modtrace ranks tells more"

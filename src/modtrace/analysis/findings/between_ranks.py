@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from ...recording.module_path import join
 from ...recording.protocols import RecordingData
 from ...recording.suggestions import count_of, ranges_of
 from ..ranks.overview import read_overview
@@ -22,12 +21,10 @@ def find_unlike_replicas(ranks: Ranks) -> Iterator[Finding]:
     if not check.compared:
         raise CannotCheck("no two ranks have a replica that was measured")
     if check.split_output is not None:
-        yield _describe(
-            check.split_output, "output", "give the ranks of tensor parallelism one seed for dropout"
-        )
+        yield _describe(check.split_output, "give the ranks of tensor parallelism one seed for dropout")
     if check.first:
         remedy = "were the weights broadcast, and does each step reduce this gradient on all ranks? " + _MORE
-        finding = _describe(check.first[0], check.first[0].role, remedy)
+        finding = _describe(check.first[0], remedy)
         if check.may_be_own:
             own = (
                 "from the first step on: they began with other weights, or each has its own (experts, stages)"
@@ -37,12 +34,10 @@ def find_unlike_replicas(ranks: Ranks) -> Iterator[Finding]:
             yield finding
 
 
-def _describe(first: Disagreement, role: str, remedy: str) -> Finding:
-    ranks = sorted(rank for group in first.groups for rank in group)
-    who = f"rank {first.alone} alone has" if first.alone is not None else f"the ranks {ranges_of(ranks)} have"
+def _describe(first: Disagreement, remedy: str) -> Finding:
     return Finding(
         severity="error",
-        text=f"{who} other numbers in {role} {join(first.path, first.slot)}, step {first.step}",
+        text=str(first),
         remedy=remedy,
         path=first.path,
         parameter=first.slot,

@@ -12,6 +12,7 @@ from ...recording.phase import BACKWARD, PHASES
 from ...recording.protocols import RecordingData
 from ...recording.role import OPTIMIZER_STATE, PARAMETER, PARAMETER_GRAD, UPDATE
 from ...recording.statistics.moments import RAW
+from ...recording.suggestions import ranges_of
 from ..tables.columns import Bools, Column, Rows, bits_of, join_columns, mix_columns
 from ..tables.rank_values import (
     RankValues,
@@ -48,6 +49,13 @@ class Disagreement:
     def name(self) -> str:
         """The full path of the parameter or buffer: `head.weight`."""
         return join(self.path, self.slot)
+
+    def __str__(self) -> str:
+        ranks = sorted(rank for group in self.groups for rank in group)
+        who = (
+            f"rank {self.alone} alone has" if self.alone is not None else f"the ranks {ranges_of(ranks)} have"
+        )
+        return f"{who} other numbers in {self.role} {self.name}, step {self.step}"
 
     @property
     def alone(self) -> int | None:
