@@ -2,6 +2,7 @@
 
 import types
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -353,6 +354,7 @@ def test_a_module_that_defines_equality_and_bool_is_no_trouble(record):
     ("model", "text"),
     [
         ("resnet", "model is not a torch.nn.Module but 'resnet'. Give a module, a dict of named modules,"),
+        (Path("run"), "or None to have the roots found. A folder to write to is given as to=."),
         (nn.Linear, "model is not a torch.nn.Module but the class Linear itself, not an instance."),
         ({"G": 3}, "model['G'] is not a torch.nn.Module but 3."),
         ([nn.Identity(), None], "model[1] is not a torch.nn.Module but None."),

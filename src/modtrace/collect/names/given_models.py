@@ -1,5 +1,6 @@
 """Reads the user's argument for the model, and checks names that the user gives for its modules."""
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -70,7 +71,8 @@ def _checked(given: object, where: str) -> nn.Module:
     if isinstance(given, nn.Module):
         return given
     kind = f"the class {given.__name__} itself, not an instance" if isinstance(given, type) else repr(given)
+    folder = " A folder to write to is given as to=." if isinstance(given, (str, os.PathLike)) else ""
     raise TypeError(
         f"{where} is not a torch.nn.Module but {kind[:80]}. Give a module, a dict of named modules, "
-        "or None to have the roots found."
+        f"or None to have the roots found.{folder}"
     )
