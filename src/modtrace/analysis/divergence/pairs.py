@@ -19,7 +19,7 @@ from ..tables.placement import ModuleName
 from ..tables.run import RunTables
 from .absorbed import AbsorbedDifferences
 from .answer import ABSORBED, FIRST, VERDICTS
-from .errors import NOTHING, Errors, JoinedErrors, find_errors, find_joined_errors
+from .errors import NOTHING, STATISTICS, Errors, JoinedErrors, find_errors, find_joined_errors
 from .names import explain_nothing
 from .noise import (
     MOST_NOISE,
@@ -298,7 +298,8 @@ class _Judge:
     def _rank(self, inputs: PairInputs) -> Ranking:
         # An op that only moves numbers may choose those that differ most, which statistics of its inputs do not show.
         level = np.maximum(self._noise.local, self._errors.floor)
-        may_be_blamed = self._may_be_blamed & ~(self._only_moves & (inputs.error > level))
+        differ_more = self._errors.is_by(STATISTICS) & (inputs.error > level)
+        may_be_blamed = self._may_be_blamed & ~(self._only_moves & differ_more)
         return rank(self._errors, inputs, self._noise, may_be_blamed)
 
 

@@ -108,7 +108,13 @@ def rank(errors: Errors, inputs: PairInputs, noise: Noise, may_be_blamed: Bools)
     is_certain = may_be_blamed & errors.is_unequal & inputs.is_known & (inputs.error == 0) & ~inputs.is_copy
     # A difference that was excused once, as in a gradient that is zero but for rounding, excuses its consequences.
     bound = np.maximum(noise.accumulated, np.where(noise.accumulated > 0, excused, 0.0))
-    is_more = may_be_blamed & (error > own + _GAIN * np.minimum(input_error, bound))
+    # Of single elements that an optimizer has moved, statistics of what they lead to show less than there is.
+    is_estimated = errors.is_by(STATISTICS) | errors.is_by(SAMPLES)
+    moved = np.maximum.accumulate(np.where(moves_noise & ~is_beyond, error, 0.0))
+    excusable = np.maximum(
+        np.minimum(input_error, bound), np.where(is_estimated & (input_error > 0), moved, 0.0)
+    )
+    is_more = may_be_blamed & (error > own + _GAIN * excusable)
     return Ranking(
         is_beyond=is_more & ~inputs.is_copy,
         is_beyond_as_copy=is_more & inputs.is_copy,
@@ -127,7 +133,7 @@ def rank(errors: Errors, inputs: PairInputs, noise: Noise, may_be_blamed: Bools)
         noise=local,
         input_error=input_error,
         own=own,
-        is_estimated=errors.is_by(STATISTICS) | errors.is_by(SAMPLES),
+        is_estimated=is_estimated,
         is_known=inputs.is_known,
         is_partial=inputs.is_partial,
         is_source=inputs.is_source,
