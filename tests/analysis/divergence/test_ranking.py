@@ -19,6 +19,7 @@ def ranked(
     *,
     noise: Noise | None = None,
     is_copy: Sequence[bool] | None = None,
+    is_source: Sequence[bool] | None = None,
     metric: str = "tensors",
 ) -> Ranking:
     """A ranking of pairs of which each is apart by `error`, and what it was computed from by `inputs`."""
@@ -36,7 +37,7 @@ def ranked(
         is_partial=no,
         through=none,
         through_b=none,
-        is_source=no,
+        is_source=no if is_source is None else np.array(is_source),
         is_update=no,
         is_of_optimizer=no,
         is_copy=no if is_copy is None else np.array(is_copy),
@@ -65,6 +66,13 @@ def test_nothing_beyond_the_noise_names_nothing() -> None:
 
 def test_tensor_that_is_another_pair_too_is_not_named_twice() -> None:
     assert ranked([1e-3, 1e-3], [0.0, 0.0], is_copy=[False, True]).is_beyond.tolist() == [True, False]
+
+
+@pytest.mark.parametrize(("metric", "is_beyond"), [("statistics", False), ("tensors", True)])
+def test_statistics_of_what_a_moved_parameter_leads_to_are_excused(metric: str, is_beyond: bool) -> None:
+    """The second pair reads what an optimizer has moved, of which statistics show a hundredth."""
+    ranking = ranked([3e-7, 3e-6], [1e-7, 1e-8], is_source=[True, False], metric=metric)
+    assert ranking.is_beyond.tolist() == [False, is_beyond]
 
 
 def test_each_step_and_phase_has_a_first() -> None:

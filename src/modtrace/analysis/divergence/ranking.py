@@ -108,9 +108,10 @@ def rank(errors: Errors, inputs: PairInputs, noise: Noise, may_be_blamed: Bools)
     is_certain = may_be_blamed & errors.is_unequal & inputs.is_known & (inputs.error == 0) & ~inputs.is_copy
     # A difference that was excused once, as in a gradient that is zero but for rounding, excuses its consequences.
     bound = np.maximum(noise.accumulated, np.where(noise.accumulated > 0, excused, 0.0))
-    # Of single elements that an optimizer has moved, statistics of what they lead to show less than there is.
+    # Of single elements of parameters that an optimizer has moved, statistics show less than they lead to.
     is_estimated = errors.is_by(STATISTICS) | errors.is_by(SAMPLES)
-    moved = np.maximum.accumulate(np.where(moves_noise & ~is_beyond, error, 0.0))
+    is_moved = inputs.is_source & (input_error > 0) & ~is_beyond
+    moved = np.maximum.accumulate(np.where(is_moved, error, 0.0))
     excusable = np.maximum(
         np.minimum(input_error, bound), np.where(is_estimated & (input_error > 0), moved, 0.0)
     )
